@@ -90,8 +90,8 @@ func TestAMemberThatHasMissedViewsHasAnExit(t *testing.T) {
 		if !c.lacks {
 			continue
 		}
-		if r.Dirty() != 0 {
-			t.Errorf("%s: %d writes are left", c.name, r.Dirty())
+		if r.Writes() != 0 {
+			t.Errorf("%s: %d writes are left", c.name, r.Writes())
 		}
 		again := since(filled, 20)
 		again.Epoch = next.Epoch + 1

@@ -264,8 +264,8 @@ func TestAPassWaitsForWhatTheStoreStillHas(t *testing.T) {
 	if m := asked(); m == nil || m.Kind != Compare || m.Epoch != 4 || m.Part.Bits != 64 || m.Part.From != (Cursor{}) {
 		t.Errorf("%+v when the store has nothing, want a Compare of everything", m)
 	}
-	if r.Dirty() != 0 || r.Complete() {
-		t.Errorf("%d writes of earlier memberships are under way, complete: %v", r.Dirty(), r.Complete())
+	if r.Writes() != 0 || r.Complete() {
+		t.Errorf("%d writes of earlier memberships are under way, complete: %v", r.Writes(), r.Complete())
 	}
 }
 

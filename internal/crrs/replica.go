@@ -137,8 +137,9 @@ func (r *Replica) underWay(seq uint64) bool {
 	return seq > r.committed && seq <= r.committed+uint64(len(r.ring)) && r.at(seq) != none
 }
 
-// Dirty returns the number of writes that are not committed.
-func (r *Replica) Dirty() int { return r.writes.N() }
+// Writes returns how many writes there is a record of: those that are not committed, and those that have ended while
+// the store still has them.
+func (r *Replica) Writes() int { return r.writes.N() }
 
 // SetRole adopts a view. One of an older epoch, or of the same, is ignored.
 //
@@ -154,7 +155,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	wasHead := was.Member && was.head()
 	stayed := was.Member && role.Member && was.Since == role.Since && (was.Filling || !role.Filling)
 	switch {
-	case role.Member && r.Lacks(role.Since), stayed && wasHead && !role.head() && r.Dirty() > 0,
+	case role.Member && r.Lacks(role.Since), stayed && wasHead && !role.head() && r.Writes() > 0,
 		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()) && (stayed || !role.alone()):
 		// No rule leads from the last view to this one, or views were missed. The three cases, in their order:
 		//   - The replica has been here before, and it is still the same membership.

@@ -535,7 +535,7 @@ func run(t reporter, seed, nth uint64, crowd bool, f fault) *sim {
 		t.Errorf("node %d believes that a partition is full, and none is", head.id)
 	}
 	for _, id := range s.chain {
-		if d := s.nodes[id].r.Dirty(); d > 0 && !s.nodes[id].dead {
+		if d := s.nodes[id].r.Writes(); d > 0 && !s.nodes[id].dead {
 			t.Errorf("node %d has %d writes that are not committed", id, d)
 			r := s.nodes[id].r
 			for i := range r.writes.End() {

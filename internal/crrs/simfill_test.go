@@ -106,7 +106,7 @@ func (s *sim) kill(n *node) {
 // expire removes tombstones that all members have. Whoever is filled later may still have what was deleted.
 func (s *sim) expire() {
 	for _, id := range s.chain {
-		if s.nodes[id].r.Dirty() > 0 {
+		if s.nodes[id].r.Writes() > 0 {
 			return
 		}
 	}

@@ -237,7 +237,7 @@ func (s *sim) checkWire() {
 		for _, u := range n.p.uses {
 			busy += int(u.requests)
 		}
-		if tables := n.r.tables; n.r.Dirty() == 0 && tables.led.used+tables.asked.used+n.r.led > 0 {
+		if tables := n.r.tables; n.r.Writes() == 0 && tables.led.used+tables.asked.used+n.r.led > 0 {
 			s.t.Errorf("node %d: %d writes and %d reads are counted, and none is under way", n.id, tables.led.used,
 				tables.asked.used)
 		}

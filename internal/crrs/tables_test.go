@@ -57,8 +57,8 @@ func TestOneRangeCannotStarveAnother(t *testing.T) {
 				r.Fetched(slot, Absent, 0, 0, 0, &out)
 			}
 		}
-		if r.Dirty() > 0 || r.reads.N() > 0 {
-			t.Errorf("range %d still has %d writes and %d reads", i, r.Dirty(), r.reads.N())
+		if r.Writes() > 0 || r.reads.N() > 0 {
+			t.Errorf("range %d still has %d writes and %d reads", i, r.Writes(), r.reads.N())
 		}
 	}
 	if tables.led.used != 0 || tables.asked.used != 0 {
@@ -78,8 +78,8 @@ func TestForwardsAreNotCounted(t *testing.T) {
 	for seq := range uint64(16) {
 		r.Receive(1, &Message{Kind: Forward, Epoch: 1, Seq: seq + 1, Op: Put, Version: seq + 1}, &out)
 	}
-	if r.Dirty() != 16 || len(out.Stores) != 16 || tables.led.used != 0 {
-		t.Errorf("%d writes are taken, %d stored, %d counted", r.Dirty(), len(out.Stores), tables.led.used)
+	if r.Writes() != 16 || len(out.Stores) != 16 || tables.led.used != 0 {
+		t.Errorf("%d writes are taken, %d stored, %d counted", r.Writes(), len(out.Stores), tables.led.used)
 	}
 }
 

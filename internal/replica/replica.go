@@ -220,8 +220,8 @@ func (r *Replica) Lacks(since uint64) bool { return r.port.Replica().Lacks(since
 // Damaged reports that the store has failed: the replica does nothing more.
 func (r *Replica) Damaged() bool { return r.damaged }
 
-// Dirty returns the number of writes that are not committed.
-func (r *Replica) Dirty() int { return r.port.Replica().Dirty() }
+// Writes returns how many writes there is a record of, as crrs.Replica.Writes does.
+func (r *Replica) Writes() int { return r.port.Replica().Writes() }
 
 // Start appends to out.Requests what the store is asked for so far. A driver whose store may answer at once calls it
 // before Turn, hands the requests over, and calls Stored with the answers: the outcome of a write is then part of the

@@ -346,7 +346,7 @@ func history(t *testing.T, seed, nth uint64, counts map[string]int) {
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v, filling %d", s.open, s.acked,
 			s.chain, s.filling)
 		for _, n := range s.nodes {
-			t.Logf("node %d: %+v, %d writes under way, damaged %v", n.id, n.r.Role(), n.r.Dirty(), n.failed)
+			t.Logf("node %d: %+v, %d writes under way, damaged %v", n.id, n.r.Role(), n.r.Writes(), n.failed)
 		}
 	}
 	s.checkEnd()
@@ -367,7 +367,7 @@ func history(t *testing.T, seed, nth uint64, counts map[string]int) {
 // atRest reports whether no write is under way anywhere.
 func (s *sim) atRest() bool {
 	for _, n := range s.nodes {
-		if n.dead || n.r.Dirty() > 0 || len(n.sent)+len(n.came)+len(n.requests) > 0 || !n.store.Idle() {
+		if n.dead || n.r.Writes() > 0 || len(n.sent)+len(n.came)+len(n.requests) > 0 || !n.store.Idle() {
 			return false
 		}
 	}
