@@ -74,7 +74,7 @@ func (a *association) openTCP(ctx context.Context, w wire) (*hostconn.TCPConn, e
 	if w.qid == 0 {
 		ho.RecvBytes = 16 << 10
 	}
-	c, err := hostconn.DialTCP(ctx, a.opts.Address, ho)
+	c, err := hostconn.DialTCP(ctx, a.opts.Address, a.opts.LocalAddress, ho)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
@@ -26,6 +27,8 @@ type Options struct {
 	// Transport is "tcp" or "rdma". Default: that of Address, else "tcp". RDMA needs a program that is built with the
 	// tag rdma.
 	Transport string
+	// LocalAddress is the address of this machine that connections come from; the zero Addr: any. TCP only.
+	LocalAddress netip.Addr
 	// SubNQN is the NQN of the subsystem.
 	SubNQN string
 	// HostNQN and HostID identify the host: targets use them for access control and accounting. A HostNQN must always

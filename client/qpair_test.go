@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -26,7 +27,7 @@ func openScriptQPair(t testing.TB, s *script, o hosttcp.Options) *QPair {
 	if o.MaxR2T == 0 {
 		o.MaxR2T = 4
 	}
-	w, err := hostconn.DialTCP(context.Background(), s.addr(), o)
+	w, err := hostconn.DialTCP(context.Background(), s.addr(), netip.Addr{}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +197,7 @@ func TestQPairDoesNotAllocate(t *testing.T) {
 			}
 		}
 	}()
-	w, err := hostconn.DialTCP(context.Background(), ln.Addr().String(),
+	w, err := hostconn.DialTCP(context.Background(), ln.Addr().String(), netip.Addr{},
 		hosttcp.Options{Depth: 4, InCapsuleBytes: 8192})
 	if err != nil {
 		t.Fatal(err)

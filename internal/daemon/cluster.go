@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/config"
+	"jbofd/internal/invariants"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/partition"
 	"jbofd/internal/uuid"
@@ -385,14 +387,45 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	return m
 }
 
-// otherNodes returns the NQNs under which the other nodes of the cluster connect as hosts.
-func otherNodes(cfg *config.Config) (all []string) {
+// otherNodes returns how the other nodes of the cluster connect as hosts: from the address at which they listen for
+// hosts, or for nodes.
+func otherNodes(cfg *config.Config) (all []nvmeof.Node) {
 	for _, node := range cfg.Cluster.Nodes {
-		if node.Name != cfg.Node.Name {
-			all = append(all, cluster.HostNQN(cfg.Cluster.Name, node.Name))
+		if node.Name == cfg.Node.Name {
+			continue
 		}
+		n := nvmeof.Node{NQN: cluster.HostNQN(cfg.Cluster.Name, node.Name)}
+		for _, address := range []string{node.Target, node.Address} {
+			if a := addressOf(address).Unmap().WithZone(""); !slices.Contains(n.From, a) {
+				n.From = append(n.From, a)
+			}
+		}
+		all = append(all, n)
 	}
 	return all
+}
+
+// addressOf returns the IP address of a node's address or target.
+func addressOf(address string) netip.Addr {
+	_, rest, found := strings.Cut(address, "://")
+	if !found {
+		rest = address
+	}
+	a, err := netip.ParseAddrPort(rest)
+	invariants.Check(err == nil, "daemon: an address that the configuration has refused")
+	return a.Addr()
+}
+
+// hostAddress returns the address that this node connects to the others from, as a host: that of its target, if it has
+// a listener there; otherwise the zero Addr, that of the route.
+func hostAddress(cfg *config.Config) netip.Addr {
+	own := addressOf(cfg.Self().Target)
+	for _, l := range cfg.Listeners {
+		if addressOf(l.Address) == own {
+			return own
+		}
+	}
+	return netip.Addr{}
 }
 
 // weight is how much a partition of that size is to hold, in proportion to others.

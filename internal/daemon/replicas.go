@@ -61,7 +61,7 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
 		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
-		Nodes:     peerNodes(cfg.Nodes, self, cfg.Subsystem),
+		Nodes: peerNodes(cfg.Nodes, self, cfg.Subsystem), LocalAddress: hostAddress(n.cfg),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
 		Log: n.log}
 	var err error

@@ -51,7 +51,9 @@ func (b *budgets) setNamed(s *State) {
 	add(s.Hosts)
 	for i := range s.Subsystems {
 		add(s.Subsystems[i].Hosts)
-		add(s.Subsystems[i].Nodes)
+		for _, n := range s.Subsystems[i].Nodes {
+			b.named[n.NQN] = struct{}{}
+		}
 		for _, ns := range s.Subsystems[i].Namespaces {
 			add(ns.Hosts)
 		}

@@ -13,10 +13,10 @@ type ConnectArgs struct {
 	// Port is the address it came to; LocalAddress replaces a wildcard in discovery.
 	Port         Port
 	LocalAddress string
-	// Peer is the address that budgets take the connection to come from.
-	Peer netip.Addr
-	SQE  *nvme.SQE
-	Data *nvme.ConnectData
+	// From is the address that the connection comes from, Peer the one that budgets take it to come from.
+	From, Peer netip.Addr
+	SQE        *nvme.SQE
+	Data       *nvme.ConnectData
 	// Agreed is what the transport has agreed on with the host already; nil: nothing.
 	Agreed *Agreed
 	// Lost reports whether the driver can see that a connection has ended of which it has not told the machine yet;
@@ -112,8 +112,8 @@ func (t *Target) Connect(now int64, a ConnectArgs) ConnectReply {
 		return refuseData("subsystem", nvme.ConnectDataOffSUBNQN,
 			"no subsystem %s at this address", subNQN)
 	}
-	if !sub.allows(hostNQN) {
-		return refuse(nvme.ConnectInvalidHost, "host", "host %s is not allowed in %s", hostNQN, subNQN)
+	if why := sub.refusal(hostNQN, a.From); why != "" {
+		return refuse(nvme.ConnectInvalidHost, "host", "%s", why)
 	}
 	entries, limit := int(q.SQSIZE())+1, t.cfg.MaxEntries
 	if q.QID() == 0 {

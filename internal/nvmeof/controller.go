@@ -60,7 +60,7 @@ type Controller struct {
 	sub          *subsystem
 	port         Port
 	localAddress string
-	peer         netip.Addr
+	from, peer   netip.Addr
 	discovery    *discoveryView // nil before the first read of the discovery log
 	// named: the configuration named the host when it connected. node: as another node of the cluster.
 	named     bool
@@ -108,10 +108,11 @@ type Controller struct {
 func newController(t *Target, sub *subsystem, a ConnectArgs, now int64) *Controller {
 	c := &Controller{
 		HostNQN: a.Data.HostNQN(), HostID: a.Data.HostID(), SubNQN: sub.NQN, Discovery: sub.discovery, Admin: a.Conn,
-		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, peer: a.Peer, createdNS: now, seenNS: now,
+		t: t, sub: sub, port: a.Port, localAddress: a.LocalAddress, from: a.From, peer: a.Peer,
+		createdNS: now, seenNS: now,
 		lastOpcode: nvme.OpFabrics,
 		queues:     map[uint16]ConnID{0: a.Conn}, ioQueues: t.cfg.MaxIOQueues, changed: map[uint32]bool{},
-		end: ending{epoch: 1}, node: sub.isNode(a.Data.HostNQN()),
+		end: ending{epoch: 1}, node: sub.node(a.Data.HostNQN()) != nil,
 	}
 	c.features.init()
 	c.table = c.view()

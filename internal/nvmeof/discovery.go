@@ -35,7 +35,7 @@ func (c *Controller) discoveryView() *discoveryView {
 		}
 	}
 	for i := range t.state.Subsystems {
-		if t.subs[t.state.Subsystems[i].NQN].allows(c.HostNQN) {
+		if t.subs[t.state.Subsystems[i].NQN].refusal(c.HostNQN, c.from) == "" {
 			v.subsystems = append(v.subsystems, int32(i))
 		}
 	}

@@ -37,9 +37,9 @@ func kvRig(t *testing.T) *rig {
 var enableAll = enable.WithCSS(nvme.CCCSSIOCS)
 
 // connectKV connects a host that enables all command sets.
-func (r *rig) connectKV(host string) *nvmeof.Controller {
+func (r *rig) connectKV(host string, change ...func(*args)) *nvmeof.Controller {
 	r.t.Helper()
-	reply := r.tryConnect(host, open)
+	reply := r.tryConnect(host, open, change...)
 	if !reply.Status.OK() {
 		r.t.Fatal(reply.Status)
 	}

@@ -1,7 +1,10 @@
 package nvmeof_test
 
 import (
+	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"jbofd/internal/nvme"
@@ -20,8 +23,18 @@ func replicatedState() nvmeof.State {
 	n.Executor, n.OffsetBytes, n.Hosts = nvmeof.KindReplica, units.DriveOffset(256<<20), []string{hostA}
 	s.Subsystems[0].Namespaces = append(s.Subsystems[0].Namespaces, n)
 	s.Subsystems[0].AllowAnyHost, s.Subsystems[0].Hosts = false, []string{hostA}
-	s.Subsystems[0].Nodes = []string{hostB}
+	s.Subsystems[0].Nodes = nodesOf(hostB)
 	return s
+}
+
+// nodeAddr is where nodes connect from.
+var nodeAddr = netip.MustParseAddr("192.0.2.8")
+
+func nodesOf(hosts ...string) (nodes []nvmeof.Node) {
+	for _, h := range hosts {
+		nodes = append(nodes, nvmeof.Node{NQN: h, From: []netip.Addr{nodeAddr}})
+	}
+	return nodes
 }
 
 func replicatedTable() *nvmeof.NamespaceTable {
@@ -280,6 +293,41 @@ func TestNodesSeeReplicatedNamespacesAndNoOthers(t *testing.T) {
 	}
 }
 
+// TestANodeComesFromItsAddresses: from elsewhere its NQN is refused, on each queue, although any host is allowed, and
+// discovery does not show the subsystem.
+func TestANodeComesFromItsAddresses(t *testing.T) {
+	r := newRig(t)
+	s := replicatedState()
+	s.Subsystems[0].AllowAnyHost = true
+	s.Subsystems[0].Nodes[0].From = append(s.Subsystems[0].Nodes[0].From, netip.MustParseAddr("fe80::7"))
+	r.target.Apply(s)
+	from := func(a string) func(*args) {
+		return func(x *args) { x.from = netip.MustParseAddr(a) }
+	}
+	for a, want := range map[string]bool{"192.0.2.8": true, "::ffff:192.0.2.8": true, "fe80::7%eth0": true,
+		"192.0.2.9": false, "fe80::8%eth0": false, "2001:db8::7": false} {
+		reply := r.tryConnect(hostB, open, from(a))
+		if why := "comes from " + a; !want &&
+			(reply.Status != nvme.ConnectInvalidHost|nvme.DNR || !strings.Contains(reply.Reason, why)) {
+			t.Errorf("from %s: %v, %q", a, reply.Status, reply.Reason)
+		}
+		if want && (!reply.Status.OK() || r.offered(r.connectKV(hostB, from(a)))&nvme.ExtReplication == 0) {
+			t.Errorf("from %s: %v, %q", a, reply.Status, reply.Reason)
+		}
+		d := r.connect(hostB, nvme.DiscoveryNQN, from(a))
+		if _, entries := r.discoveryLog(d); strings.Contains(fmt.Sprint(entries), open) != want {
+			t.Errorf("from %s: discovery shows %q", a, entries)
+		}
+	}
+	if reply := r.tryConnect(hostA, open, from("192.0.2.9")); !reply.Status.OK() {
+		t.Errorf("a host: %v, %q", reply.Status, reply.Reason)
+	}
+	c := r.connectKV(hostB)
+	if reply := r.tryConnect(hostB, open, queue(c, 1), from("192.0.2.9")); reply.Status.OK() {
+		t.Error("a queue from elsewhere joins the controller of a node")
+	}
+}
+
 // TestWhoIsNoNodeAnyMoreLosesItsAssociation: so that nothing that it has been granted outlives the configuration.
 func TestWhoIsNoNodeAnyMoreLosesItsAssociation(t *testing.T) {
 	for name, x := range map[string]struct {
@@ -287,9 +335,10 @@ func TestWhoIsNoNodeAnyMoreLosesItsAssociation(t *testing.T) {
 		goes   bool
 	}{
 		"nothing":             {func(*nvmeof.SubsystemState) {}, false},
-		"another node":        {func(s *nvmeof.SubsystemState) { s.Nodes = []string{hostA, hostB} }, false},
+		"another node":        {func(s *nvmeof.SubsystemState) { s.Nodes = nodesOf(hostA, hostB) }, false},
 		"not a node":          {func(s *nvmeof.SubsystemState) { s.Nodes = nil }, true},
 		"not a node, a host":  {func(s *nvmeof.SubsystemState) { s.Nodes, s.AllowAnyHost = nil, true }, true},
+		"a node elsewhere":    {func(s *nvmeof.SubsystemState) { s.Nodes[0].From = nil }, true},
 		"a node and any host": {func(s *nvmeof.SubsystemState) { s.AllowAnyHost = true }, false},
 	} {
 		r := newRig(t)
@@ -312,7 +361,7 @@ func TestWhoIsNoNodeAnyMoreLosesItsAssociation(t *testing.T) {
 	before, _ := r.discoveryLog(d)
 	c := r.connectKV(hostA)
 	s := replicatedState()
-	s.Subsystems[0].Nodes = []string{hostA, hostB}
+	s.Subsystems[0].Nodes = nodesOf(hostA, hostB)
 	r.target.Apply(s)
 	if after, _ := r.discoveryLog(d); after == before {
 		t.Error("discovery does not say that another host may connect")

@@ -113,12 +113,13 @@ type args struct {
 	data nvme.ConnectData
 	port nvmeof.Port
 	addr string
+	from netip.Addr
 	peer netip.Addr
 }
 
 func (r *rig) tryConnect(host, sub string, change ...func(*args)) nvmeof.ConnectReply {
 	r.t.Helper()
-	a := &args{port: ioPort, addr: "192.0.2.7"}
+	a := &args{port: ioPort, addr: "192.0.2.7", from: nodeAddr}
 	a.c = a.sqe.Connect()
 	a.c.Init()
 	a.c.SetSQSIZE(31)
@@ -135,8 +136,8 @@ func (r *rig) tryConnect(host, sub string, change ...func(*args)) nvmeof.Connect
 	}
 	r.last++
 	r.settle()
-	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, Peer: a.peer,
-		SQE: &a.sqe, Data: &a.data})
+	return r.target.Connect(r.now, nvmeof.ConnectArgs{Conn: r.last, Port: a.port, LocalAddress: a.addr, From: a.from,
+		Peer: a.peer, SQE: &a.sqe, Data: &a.data})
 }
 
 // connect makes an association and enables its controller.

@@ -16,7 +16,9 @@
 package nvmeof
 
 import (
+	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"jbofd/internal/invariants"
@@ -81,11 +83,18 @@ type SubsystemState struct {
 	Serial, Model string
 	AllowAnyHost  bool
 	Hosts         []string
-	// Nodes are the NQNs under which the other nodes of a cluster connect as hosts. They may connect, see the
-	// namespaces that are replicated (KindReplica), and are offered replication. Whether a host is a node is decided
-	// when it connects.
-	Nodes      []string
+	// Nodes are the other nodes of a cluster, which connect as hosts. They may connect, see the namespaces that are
+	// replicated (KindReplica), and are offered replication. Whether a host is a node is decided when it connects. Who
+	// has the NQN of a node, and comes from elsewhere, is refused.
+	Nodes      []Node
 	Namespaces []*Namespace
+}
+
+// Node is another node of the cluster as a host: its NQN, and the addresses that it may connect from, without zones and
+// not mapped to IPv6.
+type Node struct {
+	NQN  string
+	From []netip.Addr
 }
 
 // State is all that a configuration says of the target.
@@ -196,12 +205,25 @@ func (s *subsystem) accessChanged(version uint64) {
 	}
 }
 
-func (s *subsystem) allows(hostNQN string) bool {
-	return s.discovery || s.AllowAnyHost || slices.Contains(s.Hosts, hostNQN) || s.isNode(hostNQN)
+// refusal is why a host may not connect from an address; empty: it may.
+func (s *subsystem) refusal(hostNQN string, from netip.Addr) string {
+	switch n := s.node(hostNQN); {
+	case n != nil && !slices.Contains(n.From, from.Unmap().WithZone("")):
+		return fmt.Sprintf("host %s is a node of the cluster, and comes from %s, not from %v", hostNQN, from, n.From)
+	case n != nil || s.discovery || s.AllowAnyHost || slices.Contains(s.Hosts, hostNQN):
+		return ""
+	}
+	return fmt.Sprintf("host %s is not allowed in %s", hostNQN, s.NQN)
 }
 
-// isNode reports whether a host is another node of the cluster.
-func (s *subsystem) isNode(hostNQN string) bool { return slices.Contains(s.Nodes, hostNQN) }
+// node returns the other node of the cluster that has an NQN, or nil.
+func (s *subsystem) node(hostNQN string) *Node {
+	i := slices.IndexFunc(s.Nodes, func(n Node) bool { return n.NQN == hostNQN })
+	if i < 0 {
+		return nil
+	}
+	return &s.Nodes[i]
+}
 
 // New makes a target without subsystems.
 func New(cfg Config) *Target {
@@ -246,15 +268,16 @@ func (t *Target) Apply(state State) {
 		}
 		delete(old, st.NQN)
 		t.subs[st.NQN] = s
-		if s.AllowAnyHost != st.AllowAnyHost || !slices.Equal(s.Hosts, st.Hosts) || !slices.Equal(s.Nodes, st.Nodes) {
+		if s.AllowAnyHost != st.AllowAnyHost || !slices.Equal(s.Hosts, st.Hosts) ||
+			!slices.EqualFunc(s.Nodes, st.Nodes, func(a, b Node) bool { return a.NQN == b.NQN }) {
 			discoveryChanged = true
 		}
 		s.SubsystemState = st
 		for _, c := range slices.Clone(s.ctrls) {
 			switch {
-			case !s.allows(c.HostNQN):
+			case s.refusal(c.HostNQN, c.from) != "":
 				t.drop(c, "host "+c.HostNQN+" is no longer allowed")
-			case c.node && !s.isNode(c.HostNQN):
+			case c.node && s.node(c.HostNQN) == nil:
 				t.drop(c, "host "+c.HostNQN+" is no longer a node of the cluster")
 			default:
 				c.update()

@@ -27,6 +27,11 @@ import (
 	"jbofd/internal/uuid"
 )
 
+// nodeA is node a to the others: where it connects from over TCP, and over RDMA.
+var nodeA = []nvmeof.Node{{NQN: hostNQN, From: []netip.Addr{netip.MustParseAddr("127.0.0.1"), hostAddr}}}
+
+var hostAddr = netip.MustParseAddr("10.0.1.1")
+
 var seed = flag.Uint64("seed", uint64(time.Now().UnixNano()), "seed of the RDMA networks")
 
 const (
@@ -52,7 +57,7 @@ func newWorld(t testing.TB, rdma bool) *world {
 	}
 	t.Logf("-seed %d", *seed)
 	w.net = memverbs.New(memverbs.Config{Seed: *seed, Live: true})
-	w.host = w.net.NewProvider(memverbs.DeviceConfig{Addr: netip.MustParseAddr("10.0.1.1")})
+	w.host = w.net.NewProvider(memverbs.DeviceConfig{Addr: hostAddr})
 	t.Cleanup(func() {
 		if got := w.host.Counts(); got != (verbs.Counts{}) {
 			t.Errorf("node a leaves %+v", got)
@@ -103,7 +108,7 @@ func (w *world) box(t testing.TB, name string, partitions int) *box {
 	b := &box{Target: tt, name: name, board: &board{pool: tt.Pool}}
 	tt.Service.Register(nvmeof.KindReplica, b.board)
 	sub := &tt.State.Subsystems[0]
-	sub.AllowAnyHost, sub.Nodes, sub.Namespaces = false, []string{hostNQN}, nil
+	sub.AllowAnyHost, sub.Nodes, sub.Namespaces = false, nodeA, nil
 	for i := range partitions {
 		b.ids = append(b.ids, partitionID(name, i))
 	}

@@ -374,7 +374,7 @@ func (n *node) connect(ctx context.Context) (a *association, err error) {
 	n.changed.Store(false)
 	a = &association{}
 	a.c, err = client.Connect(ctx, client.Options{
-		Address: n.Address, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
+		Address: n.Address, LocalAddress: cfg.LocalAddress, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
 		Replication: true, NoExtendedKV: true,
 		// A Forward that is kept would hold credit that the Durable which ends it may need.
 		Credits: client.CreditsOff,

@@ -36,6 +36,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,6 +105,8 @@ type Config struct {
 	HostNQN string
 	// Nodes are the others.
 	Nodes []Node
+	// LocalAddress is the address of this machine that TCP connections come from; the zero Addr: any.
+	LocalAddress netip.Addr
 	// Connected is called each time that partitions of a node can be reached which could not before: the node was
 	// connected, or has more partitions. What was outstanding has then ended. It is called without locks, by one
 	// goroutine for each node; it may send commands, but not call Close.

@@ -210,7 +210,7 @@ func TestANodeThatRefusesIsAskedAgain(t *testing.T) {
 		b.State.Subsystems[0].AllowAnyHost = false // now it does not even connect
 		b.reload()
 		eventually(t, "the other refusal is logged", func() bool { return r.log.count("Connect Invalid Host") == 1 })
-		b.State.Subsystems[0].Nodes = []string{hostNQN}
+		b.State.Subsystems[0].Nodes = nodeA
 		b.reload()
 		r.awaitConnected(t, "b")
 		for _, what := range []string{"does not offer replication to", "Connect Invalid Host"} {

@@ -24,7 +24,7 @@ func TestAViewAndRedialEndThePause(t *testing.T) {
 				r := w.rig(t, func(c *peers.Config) { c.MinPause, c.MaxPause = time.Hour, time.Hour }, b)
 				r.see(b)
 				<-r.lost
-				b.State.Subsystems[0].Nodes = []string{hostNQN}
+				b.State.Subsystems[0].Nodes = nodeA
 				b.reload()
 				again(r, b)
 				r.awaitConnected(t, "b")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"testing"
 
 	"jbofd/client/internal/hosttcp"
@@ -20,7 +21,7 @@ func TestAHandshakeCancelledAtItsEndFails(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- answerAndCancel(ln, cancel) }()
-		c, err := DialTCP(context.Background(), ln.Addr().String(), hosttcp.Options{Depth: 4})
+		c, err := DialTCP(context.Background(), ln.Addr().String(), netip.Addr{}, hosttcp.Options{Depth: 4})
 		if err != nil {
 			t.Fatal(err)
 		}

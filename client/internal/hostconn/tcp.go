@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 
@@ -39,9 +40,13 @@ type TCPConn struct {
 
 var _ Conn = (*TCPConn)(nil)
 
-// DialTCP opens a TCP connection for a queue pair. Handshake must follow.
-func DialTCP(ctx context.Context, address string, o hosttcp.Options) (*TCPConn, error) {
+// DialTCP opens a TCP connection for a queue pair, which comes from an address of this machine; the zero Addr: any.
+// Handshake must follow.
+func DialTCP(ctx context.Context, address string, from netip.Addr, o hosttcp.Options) (*TCPConn, error) {
 	var d net.Dialer
+	if from.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
+	}
 	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err

@@ -91,8 +91,8 @@ func (c *Conn) ExecuteAdmin() {
 func (c *Conn) connect(i int) {
 	sqe := c.m.Slot(i).SQE
 	data := (*nvme.ConnectData)(c.connBuf)
-	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), Peer: PeerOf(c.cfg.Peer),
-		SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
+	args := nvmeof.ConnectArgs{Conn: c.id, Port: c.cfg.Port, LocalAddress: c.t.LocalAddress(), From: c.cfg.Peer,
+		Peer: PeerOf(c.cfg.Peer), SQE: &sqe, Data: data, Agreed: c.cfg.Agreed}
 	c.mu.Lock()
 	if c.teardown.answered { // a Connect before was held and has failed; the connection is about to be closed
 		c.m.Respond(i, nvme.ConnectControllerBusy, 0)
