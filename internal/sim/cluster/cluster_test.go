@@ -66,43 +66,58 @@ func TestAWriteCostsAForwardForEachOtherReplica(t *testing.T) {
 	}
 }
 
-// TestReadsOfAllReplicasScale with one chain, of which otherwise only one drive is read.
-func TestReadsOfAllReplicasScale(t *testing.T) {
+// brief returns a scenario of the Matrix with fewer records and less time.
+func brief(t *testing.T, name string) Scenario {
+	t.Helper()
+	for _, sc := range Matrix(1) {
+		if sc.String() == name {
+			sc.Records, sc.WarmNS, sc.MeasuredNS = 4000, 1e8, 4e8
+			if sc.Event != "" {
+				sc.MeasuredNS, sc.BinNS, sc.AtNS = 8e8, 2e8, 2e8
+			}
+			return sc
+		}
+	}
+	t.Fatalf("there is no scenario %s", name)
+	return Scenario{}
+}
+
+// TestWhatMethodsGain: CRRS over reads at the ChainTail, and the chain that has many writes of a key under way over the
+// one that is locked for each. With one seed they are the same each time; with others, 2.5 to 4.4 and 34 times.
+func TestWhatMethodsGain(t *testing.T) {
+	t.Parallel()
 	l := newTestLab(t)
-	all := small()
-	all.Reads, all.Ranges, all.Depth, all.MeasuredNS = 1, 1, 48, 2e8
-	tail := all
-	tail.ReadTail = true
-	a, b := l.mustRun(t, all), l.mustRun(t, tail)
-	if gain := a.OpsPerSec / b.OpsPerSec; gain < 2 {
-		t.Errorf("%.2f times as many reads of three replicas as of the ChainTail: %.0f, %.0f ops/s", gain, a.OpsPerSec,
-			b.OpsPerSec)
+	for _, c := range []struct {
+		name, base string
+		least      float64
+	}{
+		{"crrs/C-zipf0.99-1-chain", "crrs/C-zipf0.99-1-chain-tail", 2.5},
+		{"hot-key/writes", "hot-key/writes-locked", 5},
+	} {
+		a, b := l.mustRun(t, brief(t, c.name)), l.mustRun(t, brief(t, c.base))
+		gain := a.OpsPerSec / b.OpsPerSec
+		t.Logf("%s: %.2f times, %.0f instead of %.0f ops/s, reads' p99.9 %+.0f %%", c.name, gain, a.OpsPerSec,
+			b.OpsPerSec, change(a.Reads.P999NS, b.Reads.P999NS))
+		if gain < c.least {
+			t.Errorf("%s: %.2f times %s, want %.1f", c.name, gain, c.base, c.least)
+		}
 	}
 }
 
-// TestWritesOfOneKeyOverlap, unless its chain is locked for each.
-func TestWritesOfOneKeyOverlap(t *testing.T) {
-	l := newTestLab(t)
-	piped := small()
-	piped.OneKey, piped.Reads = true, 0
-	locked := piped
-	locked.Locked = true
-	a, b := l.mustRun(t, piped), l.mustRun(t, locked)
-	if gain := a.OpsPerSec / b.OpsPerSec; gain < 3 {
-		t.Errorf("%.1f times as many writes of a key as with a lock: %.0f, %.0f ops/s", gain, a.OpsPerSec, b.OpsPerSec)
-	}
-}
-
-// TestABoxJoinsLeavesAndDies under load: no operation fails, and all ranges get all their copies.
+// TestABoxJoinsLeavesAndDies under load: no operation fails, throughput stays, and all ranges get their copies soon.
+// Where a box dies, one of four drives is lost at once.
 func TestABoxJoinsLeavesAndDies(t *testing.T) {
+	t.Parallel()
 	l := newTestLab(t)
-	for _, e := range []Event{Join, Leave, Die} {
+	for e, least := range map[Event]float64{Join: 0.75, Leave: 0.75, Die: 0.65} {
 		t.Run(string(e), func(t *testing.T) {
-			sc := small()
-			sc.Nodes, sc.Event, sc.AtNS, sc.MeasuredNS, sc.BinNS, sc.Hosts = 4, e, 1e8, 4e8, 1e8, 1
-			r := l.mustRun(t, sc)
-			if len(r.Series) < 4 || r.FullNS <= 0 || r.FilledBytes < 500<<10 {
-				t.Errorf("series %v, full after %d ns, %d bytes copied", r.Series, r.FullNS, r.FilledBytes)
+			t.Parallel()
+			r := l.mustRun(t, brief(t, "change/B-"+string(e)))
+			kept, full := r.kept()
+			t.Logf("%.0f %% left, all copies after %.1f s, %d KiB copied", 100*kept, full, r.FilledBytes>>10)
+			if kept < least || full <= 0 || full > 3 || len(r.Series) < 4 || r.FilledBytes < 2<<20 {
+				t.Errorf("%.0f %% left, want %.0f; all copies after %.1f s; series %v, %d bytes copied", 100*kept,
+					100*least, full, r.Series, r.FilledBytes)
 			}
 		})
 	}
