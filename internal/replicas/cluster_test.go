@@ -54,6 +54,8 @@ type rig struct {
 	carried, completed [256]atomic.Int64
 	// observed counts what Config.Observe was told of, by opcode, and its bytes.
 	observed, observedBytes [256]atomic.Int64
+	// couriers carry the commands, if they are there.
+	couriers atomic.Pointer[couriers]
 }
 
 // node is a node with one partition.
@@ -213,7 +215,11 @@ func (g *rig) end() {
 func (n *node) Send(b *peers.Batch) {
 	for c := b.Take(); c != nil; {
 		next := c.Next // c is another one's when it is done
-		n.carry(c)
+		if k := n.rig.couriers.Load(); k != nil {
+			k.carry(n.id, c)
+		} else {
+			n.carry(c)
+		}
 		c = next
 	}
 }
