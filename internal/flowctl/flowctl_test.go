@@ -58,6 +58,17 @@ func (g *rig) end(r *Request, credit int) []*Request {
 	return g.next()
 }
 
+// endAll ends the requests that were sent, and all that are sent then, and wants to have seen so many.
+func (g *rig) endAll(sent []*Request, want int) {
+	g.t.Helper()
+	for i := 0; i < len(sent); i++ {
+		sent = append(sent, g.end(sent[i], 0)...)
+	}
+	if len(sent) != want {
+		g.t.Errorf("%d requests were sent in the end, want %d", len(sent), want)
+	}
+}
+
 func (g *rig) want(what string, sent []*Request, want ...*Request) {
 	g.t.Helper()
 	if len(sent) != len(want) {
@@ -437,12 +448,7 @@ func TestWritesThatWaitForASlowSSDLeaveTheOthersToOthers(t *testing.T) {
 		g.want("to both fast SSDs", g.add(r), r)
 	}
 	// The other writes go on as the slow SSD does.
-	for i := 0; i < len(sent); i++ {
-		sent = append(sent, g.end(sent[i], 0)...)
-	}
-	if len(sent) != 100 {
-		t.Errorf("%d writes were sent in the end", len(sent))
-	}
+	g.endAll(sent, 100)
 }
 
 // TestWritesTakeHalfOfACreditAtMostBeforeTheyAreSent, also if it is a place in a queue that they wait for.
@@ -458,12 +464,7 @@ func TestWritesTakeHalfOfACreditAtMostBeforeTheyAreSent(t *testing.T) {
 			t.Errorf("the writes hold %d units of SSD %d, want 1 that is sent and 8 that are not", units, i)
 		}
 	}
-	for i := 0; i < len(sent); i++ {
-		sent = append(sent, g.end(sent[i], 0)...)
-	}
-	if len(sent) != 40 {
-		t.Errorf("%d writes were sent in the end", len(sent))
-	}
+	g.endAll(sent, 40)
 }
 
 // TestReadsGoOnWhileTheWritesOfAChainDoNot: an SSD is silent, and writes that were sent have all tokens of the others

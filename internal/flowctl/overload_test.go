@@ -20,6 +20,24 @@ type drive struct {
 	served int
 }
 
+// take begins a request, or puts it into the queue of the drive.
+func (d *drive) take(r *Request, begin func(*drive, *Request)) {
+	if d.busy < parallel {
+		begin(d, r)
+	} else {
+		d.queue = append(d.queue, r)
+	}
+}
+
+// end ends a request, and begins the next one.
+func (d *drive) end(begin func(*drive, *Request)) {
+	if d.busy--; len(d.queue) > 0 {
+		r := d.queue[0]
+		d.queue = d.queue[1:]
+		begin(d, r)
+	}
+}
+
 // event is the end of a request at a drive.
 type event struct {
 	at int64
@@ -59,13 +77,8 @@ func overload(t *testing.T, cfg Config, credit int) (answered int, p99 int64) {
 	}
 	arrive := func(rs []*Request) {
 		for _, r := range rs {
-			d := drives[slices.Index(g.ssds, r.Targets[r.SentTo()])]
 			sent[r] = g.now
-			if d.busy < parallel {
-				begin(d, r)
-			} else {
-				d.queue = append(d.queue, r)
-			}
+			drives[slices.Index(g.ssds, r.Targets[r.SentTo()])].take(r, begin)
 		}
 	}
 	for range 300 {
@@ -74,12 +87,7 @@ func overload(t *testing.T, cfg Config, credit int) (answered int, p99 int64) {
 	for g.now < 1_000_000_000 {
 		e := heap.Pop(&due).(event)
 		g.now = e.at
-		e.d.busy--
-		if len(e.d.queue) > 0 {
-			r := e.d.queue[0]
-			e.d.queue = e.d.queue[1:]
-			begin(e.d, r)
-		}
+		e.d.end(begin)
 		answered++
 		times = append(times, g.now-sent[e.r])
 		arrive(g.end(e.r, credit))
@@ -122,13 +130,8 @@ func mixed(t *testing.T, cfg Config, slowCredit int, takes int64) (reads int) {
 	arrive := func(rs []*Request) {
 		for _, r := range rs {
 			for _, s := range r.Targets[:r.N] {
-				d := drives[slices.Index(g.ssds, s)]
 				left[r]++
-				if d.busy < parallel {
-					begin(d, r)
-				} else {
-					d.queue = append(d.queue, r)
-				}
+				drives[slices.Index(g.ssds, s)].take(r, begin)
 			}
 		}
 	}
@@ -139,12 +142,7 @@ func mixed(t *testing.T, cfg Config, slowCredit int, takes int64) (reads int) {
 	for len(due) > 0 && due[0].at < 1_000_000_000 {
 		e := heap.Pop(&due).(event)
 		g.now = e.at
-		e.d.busy--
-		if len(e.d.queue) > 0 {
-			r := e.d.queue[0]
-			e.d.queue = e.d.queue[1:]
-			begin(e.d, r)
-		}
+		e.d.end(begin)
 		if left[e.r]--; left[e.r] > 0 {
 			continue
 		}
