@@ -34,16 +34,16 @@ func clusterHosts(n int) (hosts []string) {
 	return hosts
 }
 
-// configureNode makes a world the i-th of the nodes of a cluster.
-func (w *world) configureNode(hosts []string, i int, name, etcd, partitions string) {
+// configureNode makes a world the i-th of the nodes of a cluster. More are sections that replace others.
+func (w *world) configureNode(hosts []string, i int, name, etcd, partitions string, more ...string) {
 	w.address = hosts[i] + ":0"
 	text := fmt.Sprintf("cluster:\n  name: %s\n  subsystem: %s\n  etcd: {endpoints: [%q]}\n  nodes:\n", name, nqn, etcd)
 	for j, h := range hosts {
 		text += fmt.Sprintf("    - {name: n%d, address: \"%s:4430\", target: \"tcp://%s:4420\"}\n", j+1, h, h)
 	}
 	w.configure([]string{clusterDrive}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", partitions},
-		fmt.Sprintf("node: {name: n%d, data_dir: DIR}", i+1),
-		fmt.Sprintf("listeners: [{address: \"%s:4420\"}]", hosts[i]), text)
+		append([]string{fmt.Sprintf("node: {name: n%d, data_dir: DIR}", i+1),
+			fmt.Sprintf("listeners: [{address: \"%s:4420\"}]", hosts[i]), text}, more...)...)
 }
 
 const onePartition = "{nsid: 2, ssd: ssd0, size: 64MiB, type: kv, replicated: true}"

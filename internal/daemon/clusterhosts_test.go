@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -51,6 +52,26 @@ func TestOnlyANodeIsANode(t *testing.T) {
 				if !errors.As(err, &refused) || refused.Status.Code() != nvme.InvalidOpcode {
 					t.Errorf("%s, which sends a Forward: %v", c.what, err)
 				}
+			}
+		}
+	}
+}
+
+// TestANodeIsKnownByItsIPv6Address, not by its network, and not only by an address as IPv4 has them.
+func TestANodeIsKnownByItsIPv6Address(t *testing.T) {
+	w, hosts := newWorld(t), append(clusterHosts(1), "[::1]")
+	w.configureNode(hosts, 0, "demo", "http://"+hosts[0]+":2379", onePartition, `listeners: [{address: "[::]:0"}]`)
+	n := w.mustStart()
+	port := netip.MustParseAddrPort(n.addrs.Listeners[0]).Port()
+	for address, ok := range map[string]bool{"[::1]": true, hosts[0]: false} {
+		c, err := client.Connect(t.Context(), client.Options{Address: fmt.Sprintf("%s:%d", address, port), SubNQN: nqn,
+			HostNQN: cluster.HostNQN("demo", "n2"), Replication: true, QPairs: 1})
+		if (err == nil) != ok {
+			t.Errorf("to %s: %v", address, err)
+		}
+		if err == nil {
+			if err := c.Close(); err != nil {
+				t.Error(err)
 			}
 		}
 	}
