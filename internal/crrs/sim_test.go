@@ -11,6 +11,7 @@ import (
 
 	"jbofd/internal/crrs/linear"
 	"jbofd/internal/invariants"
+	"jbofd/internal/testutil/hunt"
 )
 
 var (
@@ -84,7 +85,7 @@ type node struct {
 type pair struct{ from, to int }
 
 type sim struct {
-	t     reporter
+	t     hunt.Reporter
 	fault fault
 	rng   *rand.Rand
 	now   int64
@@ -480,7 +481,7 @@ func (s *sim) duration() int64 {
 }
 
 // run runs one history and checks it.
-func run(t reporter, seed, nth uint64, crowd bool, f fault) *sim {
+func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 	s := &sim{t: t, crowd: crowd, fault: f, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
 		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{},
 		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},

@@ -1,10 +1,11 @@
 package crrs
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"jbofd/internal/testutil/hunt"
 )
 
 // Faults that are planted in the simulated chain: each takes away what one rule of the package is for, and the
@@ -56,45 +57,6 @@ func (s *sim) epochOf(n *node, ack bool, epoch uint64) uint64 {
 	return epoch
 }
 
-// reporter is what a history needs of a test.
-type reporter interface {
-	Errorf(format string, args ...any)
-	Fatalf(format string, args ...any)
-	Logf(format string, args ...any)
-	Failed() bool
-}
-
-// hunter is a reporter of a history that is to fail.
-type hunter struct{ found []string }
-
-func (h *hunter) Errorf(format string, args ...any) {
-	h.found = append(h.found, fmt.Sprintf(format, args...))
-}
-
-// Fatalf ends the history: hunt recovers.
-func (h *hunter) Fatalf(format string, args ...any) {
-	h.Errorf(format, args...)
-	panic(h)
-}
-
-func (h *hunter) Logf(string, ...any) {}
-func (h *hunter) Failed() bool        { return len(h.found) > 0 }
-
-// hunt runs a history with a fault, and returns what shows it; empty: nothing.
-func hunt(seed, nth uint64, f fault) (found string) {
-	h := &hunter{}
-	defer func() {
-		if p := recover(); p != nil && p != h {
-			found = fmt.Sprint("panic: ", p)
-		}
-		if len(h.found) > 0 {
-			found = h.found[0]
-		}
-	}()
-	run(h, seed, nth, false, f)
-	return ""
-}
-
 // TestPlantedFaultsAreFound: one history in fifty, or more, shows each fault, so that one of 1500 does.
 func TestPlantedFaultsAreFound(t *testing.T) {
 	seed := *seedFlag
@@ -106,7 +68,8 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 		missedWrite: "missed write", lostIdentity: "lost identity"} {
 		t.Run(name, func(t *testing.T) {
 			for i := range uint64(1500) {
-				if found := hunt(seed, i, f); found != "" {
+				found := hunt.Run(func(t hunt.Reporter) { run(t, seed, i, false, f) })
+				if found != "" {
 					t.Logf("history %d: %.300s", i, found)
 					return
 				}

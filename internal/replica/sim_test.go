@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
 	"jbofd/internal/replica"
+	"jbofd/internal/testutil/hunt"
 )
 
 var (
@@ -43,7 +44,9 @@ type pair struct{ from, to int }
 
 type sim struct {
 	*lab.Sim
-	t     *testing.T
+	t hunt.Reporter
+	// fault is planted.
+	fault fault
 	rng   *rand.Rand
 	nodes []*node
 	cut   map[pair]bool
@@ -141,7 +144,7 @@ func (s *sim) turn(n *node) {
 			s.t.Fatalf("node %d asks its store for %v with Background = %t", n.id, q.Op, q.Background)
 		}
 	}
-	n.requests = append(n.requests, a.Requests...)
+	n.requests = append(n.requests, s.spoil(n, a.Requests)...)
 	if a.WakeNS != 0 {
 		s.later(n, max(1, int64(float64(a.WakeNS)/n.rate)-s.Now()), func() { s.turn(n) })
 	}
@@ -287,7 +290,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	counts := map[string]int{}
 	for i := range *runsFlag {
-		history(t, seed, *nthFlag+uint64(i), counts)
+		history(t, seed, *nthFlag+uint64(i), counts, sound)
 	}
 	t.Log(counts)
 	for _, what := range []string{"filled", "write done", "read", "swapped", "retry done", "deleted", "restarted"} {
@@ -298,8 +301,9 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 }
 
 // history runs one history and checks it.
-func history(t *testing.T, seed, nth uint64, counts map[string]int) {
-	s := &sim{Sim: lab.NewSim(seed ^ nth<<32), t: t, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
+func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) {
+	s := &sim{Sim: lab.NewSim(seed ^ nth<<32), t: t, fault: f, rng: rand.New(rand.NewPCG(seed, nth)),
+		cut:     map[pair]bool{},
 		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{}, connections: map[pair]int{},
 		pending: map[uint64]func(replica.Reply){}, replied: map[uint64]bool{}, counts: counts}
 	for k := range s.keys {

@@ -85,7 +85,7 @@ func (n *node) format() {
 	s := n.sim
 	n.lives++
 	n.drive = lab.NewDrive(lab.DriveConfig{SizeBytes: partitionBytes, BlockSize: blockBytes,
-		Volatile: s.rng.IntN(2) == 0, Rand: s.rng, Misuse: func(what string) { s.t.Fatal(what) }})
+		Volatile: s.rng.IntN(2) == 0, Rand: s.rng, Misuse: func(what string) { s.t.Fatalf("%s", what) }})
 	n.drive.SlowOneIn = 60
 	n.drive.Hold = func(*ssd.Request) int64 {
 		if n.slow && s.rng.IntN(8) == 0 {
@@ -110,7 +110,7 @@ func (n *node) open(format bool) {
 		ChunkBytes: chunkBytes, GroupBytes: 8 << 10, KeysPerSegment: 4, Requests: 16, SegTbl: make([]byte, 5*2000),
 		FUA: n.drive.Volatile, Compactions: 2, Format: format, UUID: [16]byte{byte(n.id), n.lives}, HashSeed: hashSeed})
 	if err != nil {
-		n.sim.t.Fatal(err)
+		n.sim.t.Fatalf("%v", err)
 	}
 	n.store = store
 	for !store.Ready() { // it takes no virtual time
@@ -136,12 +136,12 @@ func (n *node) start() {
 	}
 	var err error
 	if n.mem, err = replica.NewMemory(3, size, alloc); err != nil {
-		s.t.Fatal(err)
+		s.t.Fatalf("%v", err)
 	}
 	parts := 1 + s.rng.IntN(3)
 	batches, err := replica.NewBatches(1+s.rng.IntN(2), parts+1, batchBytes, alloc)
 	if err != nil {
-		s.t.Fatal(err)
+		s.t.Fatalf("%v", err)
 	}
 	n.r = replica.New(replica.Config{HashSeed: hashSeed, Memory: n.mem, Batches: batches,
 		TombstoneSeconds: 3600, Alloc: alloc,
@@ -261,7 +261,7 @@ func (n *node) contents() map[string]string {
 		Tag: math.MaxUint64}
 	for done := false; !done; {
 		if !n.store.Submit(&q) {
-			n.sim.t.Fatal("the store takes no CopyOut")
+			n.sim.t.Fatalf("the store takes no CopyOut")
 		}
 		for answered := false; !answered; {
 			for _, p := range n.storeTurn() {
