@@ -23,7 +23,9 @@ type etcd struct {
 	// Revisions of the records, 0: absent; and when the present ones were seen first. They were written before that.
 	managerRev, stampRev, viewRev int64
 	seenNS                        int64
-	nodes                         map[string]*registration
+	// signsNS is since when they have come without a gap in which others take over.
+	signsNS int64
+	nodes   map[string]*registration
 	// addresses are where nodes were reached last. Those that are cut off from etcd have no registration any more.
 	addresses map[Incarnation]string
 	// steadyNS is since when etcd has answered without errors.
@@ -257,7 +259,8 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 		e.settings = s
 	case keyStamp:
 		if kv.Revision > e.stampRev {
-			e.stampRev, e.seenNS = kv.Revision, n.now
+			e.stampRev = kv.Revision
+			n.sign()
 		}
 	case keyManager:
 		m, err := decodeManager(kv.Value)
@@ -267,7 +270,8 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 		}
 		n.elected(m, out) // before seenNS is set: becomeManager needs the last sign of the manager before
 		if kv.Revision > e.managerRev {
-			e.manager, e.managerRev, e.seenNS = m, kv.Revision, n.now
+			e.manager, e.managerRev = m, kv.Revision
+			n.sign()
 		}
 	case keyView:
 		m, err := DecodeMap(kv.Value)
@@ -276,7 +280,8 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 			return
 		}
 		if kv.Revision > e.viewRev {
-			e.mapEpoch, e.viewRev, e.seenNS = m.Epoch, kv.Revision, n.now
+			e.mapEpoch, e.viewRev = m.Epoch, kv.Revision
+			n.sign()
 		}
 		n.see(m, out)
 	default:
@@ -285,6 +290,14 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 	if n.lead != nil {
 		n.lead.changed = n.lead.changed || kv.Key != keyStamp
 	}
+}
+
+// sign notes a sign of the manager.
+func (n *Node) sign() {
+	if n.now-n.etcd.seenNS >= n.t.takeover {
+		n.etcd.signsNS = n.now
+	}
+	n.etcd.seenNS = n.now
 }
 
 // applyNode takes the registration of a node. One that cannot be read is none.
@@ -380,29 +393,39 @@ func (n *Node) register(out *Actions) {
 		Then: []Put{{Key: key, Value: rec.encode(), Lease: e.lease}}}, out)
 }
 
-// campaign takes over if there is no manager, or none that works.
+// campaign takes over if there is no manager, or none that works: one that does not stamp, or that most nodes do not
+// hear.
 func (n *Node) campaign(out *Actions) {
 	e := &n.etcd
 	if n.lead != nil || n.busy(toTakeOver) || n.newest == nil || e.mapEpoch != n.newest.Epoch || !n.eligible() ||
 		e.nodes[n.cfg.Name] == nil || e.nodes[n.cfg.Name].incarnation != n.cfg.Incarnation {
 		return
 	}
+	blind := false
 	if e.manager != nil {
 		patience := n.t.takeover
 		if n.now-n.granted < n.t.unanswered && n.granted != 0 {
 			patience = n.t.takeoverLate
 		}
 		if n.now-max(e.seenNS, e.steadyNS, n.attentive) < patience {
-			return
+			if blind = n.outvoted(); !blind {
+				return
+			}
 		}
 	}
 	term := n.term + 1
 	if n.attempt.term != term { // otherwise the first attempt may have succeeded
-		n.attempt.term, n.attempt.sentNS = term, n.now
+		n.attempt.term, n.attempt.sentNS, n.attempt.blind = term, n.now, false
+	}
+	compare := []Compare{{keyManager, e.managerRev}, {keyView, e.viewRev}}
+	if blind { // with the next stamp, which is about to come, it would fail
+		n.attempt.blind = true
+	} else {
+		compare = append(compare, Compare{keyStamp, e.stampRev})
 	}
 	rec := managerRecord{term: term, id: n.self()}
 	n.ask(toTakeOver, Request{Kind: Txn,
-		If:   []Compare{{keyManager, e.managerRev}, {keyStamp, e.stampRev}, {keyView, e.viewRev}},
+		If:   compare,
 		Then: []Put{{Key: keyManager, Value: rec.encode()}, {Key: keyStamp, Value: encodeStamp(term, 0)}}}, out)
 }
 

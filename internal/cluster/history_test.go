@@ -104,7 +104,7 @@ func (w *world) disturb() {
 		}
 	}
 	for_ := w.duration()
-	switch w.rng.IntN(13) {
+	switch w.rng.IntN(14) {
 	case 0, 1:
 		w.trace("node %d dies", n.id)
 		n.kill()
@@ -163,7 +163,27 @@ func (w *world) disturb() {
 			}
 		}
 		w.cutFor(for_, links...)
+	case 13: // a manager that reaches etcd, and few of the nodes
+		if m := w.leader(); m != nil {
+			w.cutFor(for_, w.linksOf(m, w.rng.IntN(len(w.nodes)), w.rng.IntN(3))...)
+		}
 	}
+}
+
+// linksOf returns the links between a node and so many others: both directions (0), those from it (1) or to it (2).
+func (w *world) linksOf(n *node, count, direction int) (links [][2]int) {
+	for _, i := range w.rng.Perm(len(w.nodes)) {
+		if o := w.nodes[i]; o != n && count > 0 {
+			count--
+			if direction != 2 {
+				links = append(links, [2]int{n.id, o.id})
+			}
+			if direction != 1 {
+				links = append(links, [2]int{o.id, n.id})
+			}
+		}
+	}
+	return links
 }
 
 func (n *node) revive() {

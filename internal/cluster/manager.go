@@ -65,6 +65,9 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 	// after the last of their stamps that this node has promised by. If this node is eligible by a view that another
 	// manager has written, then that one's last promise was before it wrote, and the view was seen later.
 	last := max(n.etcd.seenNS, n.promised, n.started)
+	if n.attempt.blind {
+		last = n.now // there may be later stamps than the one that was seen, but none after the takeover
+	}
 	n.follow(term, n.self())
 	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
 		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
@@ -103,7 +106,11 @@ func (n *Node) stamped(f flight, r *Response) {
 // one.
 func (n *Node) reported(r *Report, out *Actions) {
 	l := n.lead
-	if l == nil || r.Term > n.term {
+	if l == nil {
+		n.overheard(r)
+		return
+	}
+	if r.Term > n.term {
 		return // a newer term: the watch of etcd will say that this node is not the manager any more
 	}
 	a := &Answer{Term: n.term, Manager: n.self(), To: r.Incarnation, Stamp: n.now}
@@ -138,7 +145,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 		l.changed = true
 	}
 	a.Version = p.version
-	if n.newest != nil && r.Seen == n.newest.Epoch && n.mayGrant(r.Incarnation) {
+	if n.newest != nil && r.Seen == n.newest.Epoch && n.now-p.roundNS() < n.t.lease && n.mayGrant(r.Incarnation) {
 		a.Granted, p.grantedNS = true, n.now
 	}
 	if n.newest != nil && r.Seen < n.newest.Epoch {
@@ -238,14 +245,38 @@ func (n *Node) authorityOver(i Incarnation) bool {
 	return n.now >= n.lead.strangersNS
 }
 
-// silent reports whether an admitted process is to be given up. It has no authority then.
-func (n *Node) silent(i Incarnation) bool {
+// silent reports whether an admitted process is to be given up: it is not heard, or does not hear what it is answered.
+// It has no authority then. lease is for how long it may be silent, grace for how long at least since the manager began.
+func (n *Node) silent(i Incarnation, lease, grace int64) bool {
 	l := n.lead
-	until := max(l.electedNS, n.attentive) + n.t.grace
+	until := max(l.electedNS, n.attentive) + grace
 	if p := l.processes[i]; p != nil {
-		until = max(until, p.heardNS+n.t.lease)
+		until = max(until, min(p.heardNS+lease, p.roundNS()+2*lease))
 	}
 	return n.now >= until && n.authorityOver(i)
+}
+
+// roundNS is when the newest answer was sent that has reached the process, as it says, or of its first report.
+func (p *process) roundNS() int64 { return max(p.firstNS, p.echoNS) }
+
+// patience returns for how long nodes may be silent: longer if most of those that have not ended are. They are alive
+// perhaps, and the manager is cut off. Then one of them takes over before it gives them up.
+func (n *Node) patience() (lease, grace int64) {
+	alive, silent := 0, 0
+	for i, inc := range n.newest.Admitted {
+		reg := n.etcd.nodes[n.newest.Nodes[i].Name]
+		if inc == 0 || reg != nil && reg.incarnation.follows(inc) {
+			continue
+		}
+		alive++
+		if p := n.lead.processes[inc]; inc != n.cfg.Incarnation && (p == nil || n.now-p.heardNS >= n.t.authority) {
+			silent++
+		}
+	}
+	if 2*silent > alive {
+		return n.t.most, n.t.most
+	}
+	return n.t.lease, n.t.grace
 }
 
 // manage does what a manager has to do.
@@ -399,8 +430,9 @@ func (n *Node) wroteView(r *Response, out *Actions) {
 func (n *Node) members(m *Map) (differs bool) {
 	l, v := n.lead, m.View
 	v.Replicas = n.etcd.settings.Replicas
+	lease, grace := n.patience()
 	for i, inc := range m.Admitted {
-		if inc != 0 && n.silent(inc) {
+		if inc != 0 && n.silent(inc, lease, grace) {
 			m.Admitted[i], differs = 0, true
 		}
 	}
@@ -408,7 +440,7 @@ func (n *Node) members(m *Map) (differs bool) {
 		reg := n.etcd.nodes[name]
 		p := l.processes[reg.incarnation]
 		if p == nil || p.Name != name || p.seen != n.newest.Epoch || n.now-p.heardNS >= n.t.lease ||
-			reg.protocol != Protocol {
+			n.now-p.roundNS() >= n.t.lease || reg.protocol != Protocol {
 			continue
 		}
 		i := slices.IndexFunc(v.Nodes, func(e view.Node) bool { return e.Name == name })

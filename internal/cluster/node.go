@@ -24,6 +24,10 @@ type timing struct {
 	// Both are shorter than authority, so that nodes still have some when the next manager gives it. Nothing else
 	// depends on them: how long a manager waits for who does not report is counted from the last sign of another one.
 	takeover, takeoverLate, unanswered int64
+	// unserved is how long a node gets no authority from a manager that stamps before it tells the others, and replace
+	// how long before it takes over if most of them say the same (unserved.go). most is how long a manager waits before
+	// it gives up most of the nodes: long enough that they can replace it before, if it is the one that is cut off.
+	unserved, replace, most int64
 	// grace is what a node has at least to find a new manager, or one that was paused, before it counts as silent.
 	grace int64
 	// retry is the time between attempts of what etcd has not answered, reread that between looks for the end of a
@@ -41,7 +45,8 @@ type timing struct {
 
 func newTiming(lease, away int64) timing {
 	return timing{lease: lease, authority: lease / 2, proof: lease / 2, report: lease / 10, stamp: lease / 8,
-		takeover: lease * 35 / 100, takeoverLate: 3 * lease, unanswered: lease * 3 / 10, grace: lease / 2,
+		takeover: lease * 35 / 100, takeoverLate: 3 * lease, unanswered: lease * 3 / 10,
+		unserved: lease / 2, replace: lease * 6 / 10, most: lease * 3 / 2, grace: lease / 2,
 		retry: lease / 5, reread: 2 * lease, registration: 5 * lease, pause: lease / 100, tick: lease / 20,
 		gap: lease / 4, away: away}
 }
@@ -93,12 +98,14 @@ type Node struct {
 	ranges         []RangeReport
 	unusable       []view.PartitionID
 
+	unserved unserved
 	// lead is what the node has as the manager, nil if another one is.
 	lead *lead
-	// attempt is the takeover that is under way, or whose outcome is unknown.
+	// attempt is the takeover that is under way, or whose outcome is unknown. blind: it does not compare the stamp.
 	attempt struct {
 		term   uint64
 		sentNS int64
+		blind  bool
 	}
 }
 
@@ -117,6 +124,7 @@ func New(cfg Config) *Node {
 	}
 	n := &Node{cfg: cfg, t: newTiming(cfg.LeaseNS, cfg.AwayNS), problem: ErrUnreachable, version: 1}
 	n.etcd.nodes, n.etcd.addresses = map[string]*registration{}, map[Incarnation]string{}
+	n.unserved.others = map[Incarnation]int64{}
 	return n
 }
 
@@ -268,11 +276,15 @@ func (n *Node) report(out *Actions) {
 		return
 	}
 	out.Sends = append(out.Sends, Send{To: n.manager.Address, Message: Message{Report: r}})
+	if n.unservedNS() >= n.t.unserved {
+		n.tellOthers(r, out)
+	}
 }
 
 // follow takes the manager of a newer term.
 func (n *Node) follow(term uint64, id Identity) {
 	invariants.Check(term > n.term, "cluster: the term goes back")
+	n.unserved.follow(n.now, n.granted)
 	n.term, n.manager, n.echo, n.known, n.reportNS = term, id, 0, 0, n.now
 	n.lead = nil
 }
@@ -336,6 +348,9 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 func (n *Node) see(m *Map, out *Actions) {
 	if n.newest != nil && m.Epoch <= n.newest.Epoch {
 		return
+	}
+	if n.newest == nil || !n.newest.admits(n.cfg.Incarnation) {
+		n.unserved.admittedNS = n.now
 	}
 	n.newest, out.Changed = m, true
 	if addresses := n.etcd.addresses; len(addresses) > 2*len(m.Admitted)+16 {

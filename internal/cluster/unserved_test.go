@@ -1,0 +1,214 @@
+package cluster
+
+import "testing"
+
+// together runs until all nodes but some serve, by a view without those, and returns how long that took.
+func (w *world) together(limit int64, gone ...*node) int64 {
+	w.t.Helper()
+	begin := w.sim.Now()
+	for !w.serveWithout(gone) {
+		if w.run(5 * ms); w.sim.Now()-begin > limit {
+			w.t.Fatalf("after %d ms epoch %d admits %v, and the manager is %v", limit/ms, w.epoch,
+				w.views[w.epoch].Admitted, w.leader().name)
+		}
+	}
+	return w.sim.Now() - begin
+}
+
+func (w *world) serveWithout(gone []*node) bool {
+	out := map[*node]bool{}
+	for _, n := range gone {
+		out[n] = true
+	}
+	for _, n := range w.nodes {
+		a := n.n.Active()
+		if out[n] {
+			continue
+		}
+		if a == nil || !n.authority() || a.Epoch != w.epoch {
+			return false
+		}
+		for _, o := range w.nodes {
+			if a.admits(o.n.cfg.Incarnation) == out[o] {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// TestAManagerThatMostNodesDoNotHearIsReplaced cuts the manager off from most of the other nodes, in one direction or
+// both, while all reach etcd: the others serve without it within two leases and a half, and nothing changes after that.
+func TestAManagerThatMostNodesDoNotHearIsReplaced(t *testing.T) {
+	var longest int64
+	for range 12 {
+		w := healthyWorld(t, 3, 3)
+		for range w.rng.IntN(4) {
+			w.addNode(len(w.nodes))
+		}
+		w.settle(20 * lease)
+		w.run(w.rng.Int64N(2 * lease))
+		x, direction := w.leader(), w.rng.IntN(3)
+		for _, l := range w.linksOf(x, len(w.nodes)-1, direction) {
+			w.cut[l] = true
+		}
+		managers := w.takeover
+		took := w.together(7*lease/2, x)
+		longest = max(longest, took)
+		t.Logf("%d nodes, direction %d: %d ms", len(w.nodes), direction, took/ms)
+		w.steadyOf(20*lease, x)
+		if w.takeover != managers+1 {
+			t.Errorf("%d managers have replaced the first one, want 1", w.takeover-managers)
+		}
+		w.heal()
+		w.settle(20 * lease)
+	}
+	t.Logf("at most %d ms", longest/ms)
+}
+
+// steadyOf runs for a time during which all nodes but one have authority and the view stays.
+func (w *world) steadyOf(ns int64, but *node) {
+	w.t.Helper()
+	epoch := w.epoch
+	for end := w.sim.Now() + ns; w.sim.Now() < end; {
+		w.run(5 * ms)
+		for _, n := range w.nodes {
+			if n != but && !n.authority() {
+				w.t.Fatalf("node %d has no authority", n.id)
+			}
+		}
+		if w.epoch != epoch {
+			w.t.Fatalf("epoch %d after %d", w.epoch, epoch)
+		}
+	}
+}
+
+// TestAManagerThatMostNodesHearStays: it is cut off from fewer than half of the others, which are given up.
+func TestAManagerThatMostNodesHearStays(t *testing.T) {
+	for nodes := 2; nodes <= 6; nodes++ {
+		w := healthyWorld(t, nodes, 2)
+		x := w.leader()
+		var gone []*node
+		for _, n := range w.nodes {
+			if n != x && len(gone) < nodes/2 {
+				gone = append(gone, n)
+			}
+		}
+		for _, a := range gone {
+			for _, b := range w.nodes {
+				if inside := b == a || contains(gone, b); !inside {
+					w.cut[[2]int{a.id, b.id}], w.cut[[2]int{b.id, a.id}] = true, true
+				}
+			}
+		}
+		managers := w.takeover
+		took := w.together(2*lease, gone...)
+		t.Logf("%d of %d nodes are given up after %d ms", len(gone), nodes, took/ms)
+		w.run(20 * lease)
+		if w.leader() != x || w.takeover != managers {
+			t.Errorf("of %d nodes, %d are cut off, and the manager is replaced", nodes, len(gone))
+		}
+		if !w.serveWithout(gone) {
+			t.Error("the others do not serve")
+		}
+	}
+}
+
+func contains(all []*node, n *node) bool {
+	for _, o := range all {
+		if o == n {
+			return true
+		}
+	}
+	return false
+}
+
+// TestWhereNoNodeHearsAnotherTheManagerStays, and goes on with the copies that it has.
+func TestWhereNoNodeHearsAnotherTheManagerStays(t *testing.T) {
+	for nodes := 2; nodes <= 5; nodes++ {
+		w := healthyWorld(t, nodes, 2)
+		x := w.leader()
+		var gone []*node
+		for _, n := range w.nodes {
+			if n != x {
+				gone = append(gone, n)
+			}
+			for _, l := range w.linksOf(n, nodes, 0) {
+				w.cut[l] = true
+			}
+		}
+		managers := w.takeover
+		w.together(3*lease, gone...)
+		w.run(20 * lease)
+		if w.leader() != x || w.takeover != managers || !w.serveWithout(gone) {
+			t.Errorf("%d nodes: %d managers have replaced the first one", nodes, w.takeover-managers)
+		}
+	}
+}
+
+// TestManagersOfNoUseDoNotReplaceEachOtherForEver: each node hears just one other one, so that each manager is heard by
+// one node and hears another one.
+func TestManagersOfNoUseDoNotReplaceEachOtherForEver(t *testing.T) {
+	for nodes := 3; nodes <= 5; nodes++ {
+		w := healthyWorld(t, nodes, 2)
+		for _, n := range w.nodes {
+			for _, l := range w.linksOf(n, nodes, 1) {
+				w.cut[l] = l[1] != (l[0]+1)%nodes
+			}
+		}
+		managers := w.takeover
+		w.run(10 * lease)
+		middle := w.takeover
+		w.run(60 * lease)
+		if w.takeover != middle || w.takeover-managers > 3 {
+			t.Errorf("%d nodes: %d managers in 10 leases, %d later", nodes, middle-managers, w.takeover-middle)
+		}
+		w.heal()
+		w.settle(20 * lease)
+	}
+}
+
+// TestANewManagerThatOthersDoNotHearIsReplaced: the manager is lost, and the next one is one that the others do not
+// hear, as if it was not in their configuration.
+func TestANewManagerThatOthersDoNotHearIsReplaced(t *testing.T) {
+	for range 6 {
+		w := healthyWorld(t, 5, 3)
+		x, y := w.leader(), w.leader()
+		for y == x {
+			y = w.nodes[w.rng.IntN(5)]
+		}
+		for _, n := range w.nodes {
+			if n != x && n != y {
+				n.n.t.takeover += 100 * ms // y is the first to take over
+			}
+		}
+		for _, l := range w.linksOf(y, 4, 0) {
+			w.cut[l] = true
+		}
+		x.kill()
+		took := w.together(3*lease, x, y)
+		t.Logf("%d ms", took/ms)
+		w.steadyOfAll(10*lease, x, y)
+	}
+}
+
+func (w *world) steadyOfAll(ns int64, gone ...*node) {
+	w.t.Helper()
+	for end := w.sim.Now() + ns; w.sim.Now() < end; {
+		if w.run(5 * ms); !w.serveWithout(gone) {
+			w.t.Fatal("the others do not serve")
+		}
+	}
+}
+
+// TestANodeThatHearsNoAnswersIsGivenUp: its reports arrive.
+func TestANodeThatHearsNoAnswersIsGivenUp(t *testing.T) {
+	w := healthyWorld(t, 4, 3)
+	x := w.leader()
+	n := w.nodes[(x.id+1)%4]
+	w.cut[[2]int{x.id, n.id}] = true
+	w.together(3*lease, n)
+	w.steadyOfAll(10*lease, n)
+	w.heal()
+	w.settle(20 * lease)
+}
