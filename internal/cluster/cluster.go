@@ -24,7 +24,8 @@
 // registration to be made again.
 //
 // Node is the machine: node.go has what each node does, manager.go what the manager does besides, etcd.go what a node
-// knows of etcd and keeps there. The formats are in record.go (etcd) and message.go (between nodes).
+// knows of etcd and keeps there, unserved.go when a manager is replaced that is not heard. The formats are in record.go
+// (etcd) and message.go (between nodes).
 package cluster
 
 import (

@@ -69,6 +69,8 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 		last = n.now // there may be later stamps than the one that was seen, but none after the takeover
 	}
 	n.follow(term, n.self())
+	// What it has asked for as an earlier manager fails now, and may take as long as a deadline to say so.
+	n.etcd.flights[toStamp].busy, n.etcd.flights[toWriteView].busy = false, false
 	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
 		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
 		helloNS: n.now}
