@@ -83,7 +83,11 @@ func (n *Node) overheard(r *Report) {
 // outvoted reports whether the node is to take over from a manager that stamps: it and others that it hears are most of
 // the admitted nodes, and get no authority.
 func (n *Node) outvoted() bool {
-	if n.unservedNS() < n.t.replace*(1+n.unserved.terms) {
+	terms := n.unserved.terms
+	if n.granted >= n.unserved.termNS {
+		terms = 0 // this manager was of use
+	}
+	if n.unservedNS() < n.t.replace*(1+terms) {
 		return false
 	}
 	all, unserved := 0, 1

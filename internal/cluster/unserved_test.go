@@ -62,6 +62,10 @@ func TestAManagerThatMostNodesDoNotHearIsReplaced(t *testing.T) {
 		took, without := w.together(3*lease, x)
 		longest, longestWithout = max(longest, took), max(longestWithout, without)
 		t.Logf("%d nodes, direction %d: %d ms, %d without authority", len(w.nodes), direction, took/ms, without/ms)
+		// It may not have seen the last stamp of the former manager.
+		if l := w.leader().n.lead; l.strangersNS < l.electedNS+outlast(lease) {
+			t.Errorf("the new manager waits for %d ms", (l.strangersNS-l.electedNS)/ms)
+		}
 		w.steadyOf(20*lease, x)
 		if w.takeover != managers+1 {
 			t.Errorf("%d managers have replaced the first one, want 1", w.takeover-managers)
@@ -207,6 +211,23 @@ func (w *world) steadyOfAll(ns int64, gone ...*node) {
 		if w.run(5 * ms); !w.serveWithout(gone) {
 			w.t.Fatal("the others do not serve")
 		}
+	}
+}
+
+// TestNodesThatAreCutOffOneAfterTheOther from the manager replace it, although it has given up the first one before.
+func TestNodesThatAreCutOffOneAfterTheOther(t *testing.T) {
+	for range 10 {
+		w := healthyWorld(t, 4, 3)
+		x := w.leader()
+		for _, o := range w.nodes {
+			if o != x {
+				w.cut[[2]int{x.id, o.id}], w.cut[[2]int{o.id, x.id}] = true, true
+				w.run(45 * lease / 100)
+			}
+		}
+		w.together(4*lease, x)
+		w.run(5 * lease) // what was missing is filled
+		w.steadyOf(10*lease, x)
 	}
 }
 
