@@ -248,7 +248,8 @@ func (n *Node) authorityOver(i Incarnation) bool {
 }
 
 // silent reports whether an admitted process is to be given up: it is not heard, or does not hear what it is answered.
-// It has no authority then. lease is for how long it may be silent, grace for how long at least since the manager began.
+// It has no authority then. lease is for how long it may be silent, grace for how long at least since the manager
+// began.
 func (n *Node) silent(i Incarnation, lease, grace int64) bool {
 	l := n.lead
 	until := max(l.electedNS, n.attentive) + grace
