@@ -315,6 +315,9 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	}
 }
 
+// Wants reports whether a batch that the store is asked to take is of the present pass. If not, nobody needs it.
+func (r *Replica) Wants(op *RangeOp) bool { return r.pass.taskOf(op.tag, taskStored) != nil }
+
 // copiedIn goes on behind a batch that has been stored.
 func (r *Replica) copiedIn(op *RangeOp) {
 	t := r.pass.taskOf(op.tag, taskStored)

@@ -277,6 +277,8 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 		return s
 	}
 	s.Manager, s.Dirty = st.Manages, c.host.dirty()
+	d := c.host.dropped()
+	s.LeftRanges, s.DroppedRanges, s.DroppedBytes = d.Left, d.Ranges, d.Bytes
 	if st.Active != nil {
 		s.ActiveEpoch = uint64(st.Active.Epoch)
 		s.AuthoritySeconds = float64(m.Authority()-member.Now()) / 1e9

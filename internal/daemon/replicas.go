@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/nvmeof/executor/replicated"
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
+	"jbofd/internal/replica"
 	"jbofd/internal/replicas"
 	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
@@ -109,6 +110,15 @@ func (r *replicaNode) dirty() (n int64) {
 		n += g.Dirty()
 	}
 	return n
+}
+
+// dropped sums up what all partitions have dropped of ranges that are others' now.
+func (r *replicaNode) dropped() (sum replica.DropStats) {
+	for _, g := range r.all() {
+		s := g.Dropped()
+		sum.Left, sum.Ranges, sum.Bytes = sum.Left+s.Left, sum.Ranges+s.Ranges, sum.Bytes+s.Bytes
+	}
+	return sum
 }
 
 // peerOpcodes has the opcodes of telemetry.PeerKinds.

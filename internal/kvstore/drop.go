@@ -141,6 +141,19 @@ func (s *Store) isDropped(it format.Item) bool {
 		s.drops.list.Covers(bits.Reverse64(format.HashKey(s.hashSeed, it.Key())), it.Version())
 }
 
+// Dropping reports whether a Drop of something in a range of positions was submitted, or begun before a restart, and is
+// not over: it may take effect later, or is on the list. With hurry, one that was swept leaves the list with a
+// checkpoint that begins with the next turn.
+func (s *Store) Dropping(first, last uint64, hurry bool) (dropping bool) {
+	d := &s.drops
+	in := func(o format.Drop) bool { return o.First <= last && o.Last >= first }
+	for _, list := range [][]askedDrop{d.asked, d.begun} {
+		dropping = dropping || slices.ContainsFunc(list, func(a askedDrop) bool { return in(a.Drop) })
+	}
+	s.ckpt.wanted = s.ckpt.wanted || hurry && slices.ContainsFunc(d.swept, in)
+	return dropping || slices.ContainsFunc(d.list, in)
+}
+
 // dropsIdle reports that no Drop waits to be written and none is being swept.
 func (s *Store) dropsIdle() bool {
 	d := &s.drops

@@ -227,6 +227,10 @@ func TestADropOfNothingLeavesTheList(t *testing.T) {
 	if n := len(r.s.drops.list); n != 1 {
 		t.Fatalf("%d Drops are on the list", n)
 	}
+	if !r.s.Dropping(at-1, at+2, false) || !r.s.Dropping(at+1, at+1, false) || r.s.Dropping(at+2, at+9, false) ||
+		r.s.Dropping(0, at, false) {
+		t.Error("the store does not tell where it is dropping")
+	}
 	checkpoints := r.s.Stats().Checkpoints
 	for range 10 {
 		r.now += 60e9
@@ -234,6 +238,45 @@ func TestADropOfNothingLeavesTheList(t *testing.T) {
 	}
 	if n, more := len(r.s.drops.list), r.s.Stats().Checkpoints-checkpoints; n != 0 || more != 1 {
 		t.Errorf("%d Drops are left after %d checkpoints", n, more)
+	}
+	if r.s.Dropping(0, math.MaxUint64, false) {
+		t.Error("a Drop that is over counts")
+	}
+	// One that is waited for leaves the list at once.
+	r.drop(at+1, at+1, 0)
+	if !r.s.Dropping(at, at+1, true) {
+		t.Error("a Drop on the list does not count")
+	}
+	r.run()
+	if r.s.Dropping(at, at+1, false) {
+		t.Error("a Drop that was swept stays on the list though somebody waits for its end")
+	}
+}
+
+// TestADropCountsFromWhenItIsSubmitted: also while its superblocks are being written, and when that has failed, because
+// it may take effect later.
+func TestADropCountsFromWhenItIsSubmitted(t *testing.T) {
+	r := newRanged(t, FixedSeed(t), rangedConfigs[0])
+	r.do(Request{Op: Put, Key: []byte("key")})
+	if !r.s.Submit(&Request{Op: Drop, Range: Range{First: 5, Last: 7}, Tag: 1}) || !r.s.Dropping(7, 9, false) {
+		t.Fatal("a Drop that was submitted does not count")
+	}
+	var acts Actions
+	r.s.Turn(r.now, &acts)
+	failed := 0
+	for i := range acts.IOs {
+		if q := &acts.IOs[i]; q.Op == pipeline.Write {
+			failed++
+			r.s.Complete(q.Tag, errors.New("failed"))
+		}
+	}
+	if failed != 1 {
+		t.Fatalf("%d writes of a superblock", failed)
+	}
+	acts = Actions{}
+	r.s.Turn(r.now, &acts)
+	if len(acts.Replies) != 1 || acts.Replies[0].Status != DeviceError || !r.s.Dropping(7, 9, false) {
+		t.Errorf("a Drop whose outcome is not known does not count: %+v", acts.Replies)
 	}
 }
 

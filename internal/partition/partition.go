@@ -359,6 +359,21 @@ func (p *Partition) AuditState() kvstore.AuditState {
 	return p.store.AuditState()
 }
 
+// Dropping reports whether a Drop of something in a range of positions is not over: see kvstore.Store.Dropping. One
+// that waits for the store is not among them.
+func (p *Partition) Dropping(first, last uint64, hurry bool) bool {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase != serving {
+		return true // nobody knows any more
+	}
+	dropping := p.store.Dropping(first, last, hurry)
+	if dropping && hurry {
+		p.turn()
+	}
+	return dropping
+}
+
 // Checkpoint asks the store for a checkpoint now.
 func (p *Partition) Checkpoint() {
 	p.driver.Lock()

@@ -223,6 +223,9 @@ func (r *Replica) Damaged() bool { return r.damaged }
 // Writes returns how many writes there is a record of, as crrs.Replica.Writes does.
 func (r *Replica) Writes() int { return r.port.Replica().Writes() }
 
+// Quiet reports whether the replica is no member of its chain, and has nothing under way in its store any more.
+func (r *Replica) Quiet() bool { return !r.Role().Member && !r.damaged && r.ops.N() == 0 }
+
 // Start appends to out.Requests what the store is asked for so far. A driver whose store may answer at once calls it
 // before Turn, hands the requests over, and calls Stored with the answers: the outcome of a write is then part of the
 // same Turn, and goes with the write's Forward.

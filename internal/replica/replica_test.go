@@ -332,8 +332,16 @@ func TestAChainHeadHearsThatAMemberIsFull(t *testing.T) {
 	}
 }
 
-// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store.
+// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store. If the membership
+// ends meanwhile the batch is given up: there may never be room for it, and it would keep the range from being dropped.
 func TestCopiesWaitForRoom(t *testing.T) {
+	for step := -1; step < 4; step++ {
+		copyWithoutRoom(t, step)
+	}
+}
+
+// copyWithoutRoom has a batch wait. With step the membership ends there; -1: it goes on.
+func copyWithoutRoom(t *testing.T, step int) {
 	role := tailRole
 	role.Filling = true
 	r, out := alone(t, role), Actions{}
@@ -383,12 +391,26 @@ func TestCopiesWaitForRoom(t *testing.T) {
 		b.Seal()
 		return b[:b.LenBytes()]
 	})
-	for _, c := range []struct {
+	for i, c := range []struct {
 		tooFull bool
 		status  kvstore.Status // of the store, if it is asked
 	}{{true, 0}, {true, 0}, {false, kvstore.CapacityExceeded}, {true, 0}, {false, kvstore.OK}} {
 		r.SetFull(true, c.tooFull)
 		turn()
+		if i == step {
+			if r.Quiet() {
+				t.Error("quiet with a batch that waits")
+			}
+			r.Adopt(crrs.Role{Epoch: role.Epoch + 1}, 0)
+			if len(out.Requests) > 0 {
+				r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: c.status})
+			}
+			turn()
+			if turn(); !r.Quiet() || r.Left() != "" || len(out.Requests) > 0 {
+				t.Errorf("step %d: quiet %t: %s, %+v", step, r.Quiet(), r.Left(), out.Requests)
+			}
+			return
+		}
 		if asked := len(out.Requests) == 1 && out.Requests[0].Op == kvstore.CopyIn; asked == c.tooFull ||
 			asked == (len(out.Requests) == 0) || out.WakeNS == 0 && c.tooFull {
 			t.Fatalf("too full %v: the store is asked for %+v, and the next turn is at %d", c.tooFull, out.Requests,

@@ -60,6 +60,8 @@ type sim struct {
 	filling int
 	since   map[int]uint64
 	fills   int
+	// out are nodes that are to have no replica.
+	out map[int]bool
 
 	// connections counts those of each pair, handles the commands that have arrived.
 	connections map[pair]int
@@ -148,6 +150,7 @@ func (s *sim) turn(n *node) {
 	if a.WakeNS != 0 {
 		s.later(n, max(1, int64(float64(a.WakeNS)/n.rate)-s.Now()), func() { s.turn(n) })
 	}
+	s.turnDrops(n)
 	if n.r.Damaged() && !n.failed {
 		s.trace("node %d is damaged", n.id)
 		s.counts["damaged"]++
@@ -293,7 +296,8 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		history(t, seed, *nthFlag+uint64(i), counts, sound)
 	}
 	t.Log(counts)
-	for _, what := range []string{"filled", "write done", "read", "swapped", "retry done", "deleted", "restarted"} {
+	for _, what := range []string{"filled", "write done", "read", "swapped", "retry done", "deleted", "restarted",
+		"drained", "dropped"} {
 		if counts[what] == 0 && *runsFlag > 10 {
 			t.Errorf("nothing was %s: %v", what, counts)
 		}
@@ -303,9 +307,9 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 // history runs one history and checks it.
 func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) {
 	s := &sim{Sim: lab.NewSim(seed ^ nth<<32), t: t, fault: f, rng: rand.New(rand.NewPCG(seed, nth)),
-		cut:     map[pair]bool{},
-		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{}, connections: map[pair]int{},
-		pending: map[uint64]func(replica.Reply){}, replied: map[uint64]bool{}, counts: counts}
+		cut: map[pair]bool{}, leaving: map[int]bool{}, out: map[int]bool{}, epoch: 1, filling: -1,
+		since: map[int]uint64{}, connections: map[pair]int{}, pending: map[uint64]func(replica.Reply){},
+		replied: map[uint64]bool{}, counts: counts}
 	for k := range s.keys {
 		s.keys[k].versions = map[uint64]uint64{}
 	}
@@ -343,6 +347,7 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 	for link := range s.cut {
 		s.mend(link.from, link.to)
 	}
+	s.emptied()
 	done := func() bool {
 		return t.Failed() || s.acked >= 50 && s.open == 0 && len(s.chain) == len(s.nodes) && s.atRest()
 	}

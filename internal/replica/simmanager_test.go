@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"jbofd/internal/crrs"
-	"jbofd/internal/replica"
 )
 
 const manager = -1
@@ -28,9 +27,15 @@ func (s *sim) heartbeat(n *node) {
 			}
 			n.heard = s.Now()
 			s.sendView(n)
-			if slices.Contains(s.chain, n.id) {
-				s.later(n, s.upTo(ms), func() { n.r.Extend(sent + authority) })
-			}
+			member := slices.Contains(s.chain, n.id)
+			s.later(n, s.upTo(ms), func() {
+				n.until = max(n.until, sent+authority)
+				if member {
+					n.r.Extend(sent + authority)
+				}
+				s.turnDrops(n)
+				s.storeTurn(n)
+			})
 		})
 	})
 }
@@ -60,6 +65,7 @@ func (s *sim) watch() {
 			return
 		}
 	}
+	s.watchOut()
 	s.watchFilling()
 }
 
@@ -97,13 +103,13 @@ func (s *sim) watchFilling() {
 	}
 	for _, i := range s.rng.Perm(len(s.nodes)) {
 		n := s.nodes[i]
-		if slices.Contains(s.chain, i) || n.dead || s.leaving[i] {
+		if slices.Contains(s.chain, i) || n.dead || s.leaving[i] || s.out[i] && !n.failed {
 			continue
 		}
 		if n.failed {
 			n.die()
 			n.revive()
-		} else if !n.fresh && s.Now()-n.heard < lease/2 {
+		} else if !n.fresh && !s.out[i] && s.Now()-n.heard < lease/2 {
 			s.filling, s.since[i], n.empty = i, s.epoch+1, false
 			s.newEpoch()
 			return
@@ -145,11 +151,8 @@ func (s *sim) sendView(n *node) {
 	if s.cut[pair{manager, n.id}] {
 		return
 	}
-	s.later(n, s.upTo(10*ms), func() {
-		if !n.fresh {
-			s.call(n, func(r *replica.Replica) { r.Adopt(role, place) })
-		}
-	})
+	standing := s.standing(n)
+	s.later(n, s.upTo(10*ms), func() { s.adopt(n, role, place, standing) })
 }
 
 // disturb does something bad, and ends it later.
@@ -165,7 +168,7 @@ func (s *sim) disturb() {
 			s.After(s.upTo(lease/2), func() { s.reconnect(n, other) })
 		}
 	}
-	switch s.rng.IntN(10) {
+	switch s.rng.IntN(12) {
 	case 0:
 		if s.rng.IntN(3) == 0 {
 			s.outage()
@@ -183,6 +186,15 @@ func (s *sim) disturb() {
 		})
 	case 5:
 		n.slow = !n.slow
+	case 10, 11:
+		s.drain(n)
+		for range s.rng.IntN(3) {
+			s.After(s.upTo(3*lease), func() {
+				if !s.calm {
+					s.drain(n)
+				}
+			})
+		}
 	default:
 		if other == n.id {
 			return

@@ -39,6 +39,13 @@ type node struct {
 	empty    bool // its data is gone, and the view has not seen that
 	heard    int64
 	wakeNS   int64
+	// drops gives back what the node has when it is drained. held adopts the view that waits for that. until is its
+	// authority, seen the newest epoch that it knows.
+	drops    *replica.Drops
+	dropActs replica.DropActions
+	held     func()
+	until    int64
+	seen     uint64
 	fresh    bool // the process is a new one, and was a member when it began
 	// sent are commands that have not completed, by tag. came are those of others that are not answered, by handle.
 	sent map[uint32]departed
@@ -150,6 +157,7 @@ func (n *node) start() {
 				Leaf: 1 + s.rng.Uint64N(4)}}})
 	n.acts = replica.Actions{}
 	n.r.SetTime(n.clock(s.Now()), wall(s.Now()))
+	n.startDrops()
 	s.storeTurn(n)
 }
 
@@ -249,7 +257,9 @@ func (s *sim) storeTurn(n *node) {
 	}
 	s.call(n, func(r *replica.Replica) {
 		for i := range replies {
-			r.Stored(&replies[i])
+			if !s.takeDropReply(n, &replies[i]) {
+				r.Stored(&replies[i])
+			}
 		}
 	})
 }
@@ -257,27 +267,35 @@ func (s *sim) storeTurn(n *node) {
 // contents is what the store has of each key, identities included.
 func (n *node) contents() map[string]string {
 	all := map[string]string{}
-	q := kvstore.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64}, Value: make([]byte, 1<<20),
-		Tag: math.MaxUint64}
+	q := kvstore.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64}, Value: make([]byte, 1<<20)}
+	n.askStore(&q, func(b nvme.KVRange) {
+		for e := range b.Entries() {
+			var ids []nvme.KVIdentity
+			for i := range e.Identities() {
+				ids = append(ids, e.Identity(i))
+			}
+			all[string(e.Key())] = fmt.Sprintf("version %d tombstone %v value %d %x identities %v evicted %v",
+				e.Version(), e.Tombstone(), e.ValueLen(), e.Value()[:min(8, e.ValueLen())], ids, e.Evicted())
+		}
+	})
+	return all
+}
+
+// askStore asks the store for something of a range, which takes no virtual time, until that is complete.
+func (n *node) askStore(q *kvstore.Request, take func(b nvme.KVRange)) {
+	q.Tag = math.MaxUint64
 	for done := false; !done; {
-		if !n.store.Submit(&q) {
-			n.sim.t.Fatalf("the store takes no CopyOut")
+		if !n.store.Submit(q) {
+			n.sim.t.Fatalf("the store takes no request %v", q.Op)
 		}
 		for answered := false; !answered; {
 			for _, p := range n.storeTurn() {
 				b := nvme.KVRange(q.Value)
 				if p.Status != kvstore.OK || b.Check() != nil {
-					n.sim.t.Fatalf("node %d: CopyOut: %+v", n.id, p)
+					n.sim.t.Fatalf("node %d: %v: %+v", n.id, q.Op, p)
 				}
 				b = b[:b.LenBytes()]
-				for e := range b.Entries() {
-					var ids []nvme.KVIdentity
-					for i := range e.Identities() {
-						ids = append(ids, e.Identity(i))
-					}
-					all[string(e.Key())] = fmt.Sprintf("version %d tombstone %v value %d %x identities %v evicted %v",
-						e.Version(), e.Tombstone(), e.ValueLen(), e.Value()[:min(8, e.ValueLen())], ids, e.Evicted())
-				}
+				take(b)
 				to := b.To()
 				answered, done = true, b.Complete()
 				q.Range.From, q.Key = to.Position, to.Key[:to.KeyLen]
@@ -287,5 +305,4 @@ func (n *node) contents() map[string]string {
 			}
 		}
 	}
-	return all
 }

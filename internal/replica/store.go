@@ -134,9 +134,15 @@ func (r *Replica) continueLater(out *Actions) {
 	for n := r.later.N; n > 0; n-- {
 		i := r.ops.Links.Pop(&r.later)
 		o := r.ops.At(i)
-		if r.tooFull && o.ranged != nil && o.ranged.Kind == crrs.CopyIn {
-			r.ops.Links.Push(&r.later, i)
-			continue
+		if o.ranged != nil && o.ranged.Kind == crrs.CopyIn {
+			if !r.port.Replica().Wants(o.ranged) {
+				r.endRanged(i, crrs.Done) // its membership has ended, and there may never be room for it
+				continue
+			}
+			if r.tooFull {
+				r.ops.Links.Push(&r.later, i)
+				continue
+			}
 		}
 		out.Requests = append(out.Requests, o.req)
 	}
@@ -237,6 +243,12 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	default:
 		st = crrs.Done
 	}
+	r.endRanged(i, st)
+}
+
+// endRanged ends a request for a range.
+func (r *Replica) endRanged(i int32, st crrs.StoreStatus) {
+	o := r.ops.At(i)
 	rop, buffer := o.ranged, o.buffer
 	r.ops.Put(i)
 	r.port.Ranged(rop, st, &r.acts, &r.traffic)

@@ -109,8 +109,8 @@ type setup struct {
 	// store, clock and authority are in place of the partition, the clock, and what the manager gives, if they are set.
 	store            func(*partition.Partition) replicas.Store
 	clock, authority func() int64
-	// patience is that of Config; 0: testPatience.
-	patience time.Duration
+	// patience is that of Config; 0: testPatience. dropAfter is also that of Config.
+	patience, dropAfter time.Duration
 }
 
 func (s setup) rig(t testing.TB) *rig {
@@ -177,7 +177,8 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 			g.observed[opcode].Add(1)
 			g.observedBytes[opcode].Add(int64(bytes))
 		},
-		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience)})
+		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience),
+		DropAfter: s.dropAfter})
 	must(g.t, err)
 	for range s.nodes {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))

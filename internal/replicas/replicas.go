@@ -43,6 +43,8 @@ type Store interface {
 	Submit(b *partition.Batch)
 	// HashSeed is what positions come from.
 	HashSeed() uint64
+	// Dropping reports whether a Drop of something in a range of positions is not over: kvstore.Store.Dropping.
+	Dropping(first, last uint64, hurry bool) bool
 	MaxValueBytes() int
 }
 
@@ -83,6 +85,9 @@ type Config struct {
 	// brought, how long it took, and whether it was lost. A Forward takes until the members behind have the write and
 	// it is committed, or until it cannot be kept any longer. Nil: nothing. hot: 0 allocs
 	Observe func(opcode uint8, bytes int, ns int64, lost bool)
+	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
+	// 0: DefaultDropAfter.
+	DropAfter time.Duration
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
 	MemoryBytes int
 	Env         turn.Env
@@ -176,6 +181,7 @@ type Replicas struct {
 	again                   []abort
 	changes                 []linkChange
 	cuts                    cuts
+	drops                   drops
 }
 
 // member is this partition as a member of the chain of one range: its replica, and what is known of the chain.
@@ -186,6 +192,8 @@ type member struct {
 	touched bool
 	// withdrawn: the newest view takes the range from the partition.
 	withdrawn bool
+	// held: the replica is to be a member, and must wait until what the partition had of the range is dropped.
+	held bool
 	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
 	wakeNS, retryNS int64
 	lost            []crrs.Peer
@@ -209,6 +217,9 @@ const retryLostNS = 50e6
 func New(cfg Config) (*Replicas, error) {
 	if cfg.MemoryBytes == 0 {
 		cfg.MemoryBytes = DefaultMemoryBytes
+	}
+	if cfg.DropAfter == 0 {
+		cfg.DropAfter = DefaultDropAfter
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -447,7 +458,8 @@ func (g *Replicas) touchDue() {
 //
 // hot: 0 allocs
 func (g *Replicas) finish() {
-	changed, idle := false, len(g.touched) == 0
+	changed, dropNS := g.turnDrops()
+	idle := len(g.touched) == 0
 	for len(g.touched) > 0 {
 		n := len(g.touched) - 1
 		m := g.touched[n]
@@ -472,6 +484,9 @@ func (g *Replicas) finish() {
 	next := g.cuts.nextNS()
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
+	}
+	if dropNS != 0 && (next == 0 || dropNS < next) {
+		next = dropNS
 	}
 	if next != 0 {
 		g.driver.WakeAt(g.now + max(next-g.clock, 1))
@@ -508,7 +523,7 @@ func (g *Replicas) carryOut(m *member) {
 	a.Epoch = 0
 }
 
-// storeRequest is a request of a replica to the store.
+// storeRequest is a request of a replica to the store, or of drops: then m is nil.
 type storeRequest struct {
 	partition.Request
 	g    *Replicas
@@ -549,7 +564,11 @@ func (g *Replicas) takeStored(s *storeRequest) {
 	g.atStore--
 	p := kvstore.Reply{Tag: s.tag, Status: s.Status, ValueLen: s.ValueLen, Version: s.ObjectVersion,
 		Expires: s.ObjectExpires}
-	if !g.closed {
+	switch {
+	case g.closed:
+	case s.m == nil:
+		g.dropAnswered(&p)
+	default:
 		g.touch(s.m).Stored(&p)
 	}
 	s.m, s.Value, s.next = nil, nil, g.freeStore

@@ -36,6 +36,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	}
 	g.takeBack()
 	for number, c := range g.active.Chains {
+		g.seeDrop(number)
 		m := g.ranges[number]
 		at := g.placeIn(c)
 		if m == nil && at < 0 {
@@ -50,15 +51,23 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 			m.r.Withdraw()
 		}
 		if adopt {
-			role := g.roleOf(number, at)
-			if role.Filling {
-				m.filled = role.Since
-			}
-			g.touch(m).Adopt(role, membersBehind(c, at))
+			g.adopt(m, at)
 		}
 	}
 	g.makeReport()
 	g.finish()
+}
+
+// adopt has a replica adopt the active view, with its place in the chain.
+func (g *Replicas) adopt(m *member, at int) {
+	role := g.roleOf(m.number, at)
+	if m.held = role.Member && g.drops.busy(m.number); m.held {
+		return
+	}
+	if role.Filling {
+		m.filled = role.Since
+	}
+	g.touch(m).Adopt(role, membersBehind(g.active.Chains[m.number], at))
 }
 
 // findSelf looks for the partition in a view that is new, and for the hosts that are nodes.
@@ -75,6 +84,7 @@ func (g *Replicas) findSelf() {
 	}
 	if g.ranges == nil {
 		g.ranges = make([]*member, len(g.active.Chains)) // which are as many in each view
+		g.beginDrops()
 	}
 }
 
@@ -199,6 +209,8 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		}
 	}
 	switch {
+	case g.drops.busy(number):
+		return view.Damaged // it must not be filled, or serve, until that is over
 	case m != nil && m.r.Damaged():
 		return view.Damaged // not Incomplete: it would be filled, take no writes, and the others would wait for it
 	case m != nil && m.r.Lacks(uint64(e.Since)):

@@ -32,6 +32,10 @@ type ClusterStats struct {
 	Roles           map[string]int
 	// Dirty is how many writes of this node's replicas are not known to be committed yet.
 	Dirty int64
+	// LeftRanges is how many ranges are others' now of which the node's partitions may have something that is to be
+	// dropped. DroppedRanges and DroppedBytes are what was dropped, bytes of keys and values.
+	LeftRanges                  int
+	DroppedRanges, DroppedBytes uint64
 }
 
 // PeerKinds are the kinds of commands that replicas send to those of other nodes.
@@ -84,9 +88,14 @@ var (
 	clusterReplicas = gauge("jbof_cluster_replicas", "Replicas of ranges that this node has, by role.", "role")
 	clusterDirty    = gauge("jbof_cluster_dirty_writes", "Writes of this node's replicas that are not known to be "+
 		"committed yet: reads of their keys go to the ChainTail.")
-	peerDuration = newMetric(prometheus.UntypedValue, "jbof_cluster_peer_duration_seconds", "How long commands to "+
-		"replicas of other nodes took, by kind. A forward takes until the rest of the chain has committed the write: "+
-		"the latency of the chain from this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
+	clusterLeft = gauge("jbof_cluster_left_ranges", "Ranges that are others' now, of which this node's partitions "+
+		"may have something that is dropped when the range is full.")
+	clusterDroppedRanges = counter("jbof_cluster_dropped_ranges_total", "Ranges that are others' now, of which this "+
+		"node has dropped what its partitions had.")
+	clusterDroppedBytes = counter("jbof_cluster_dropped_bytes_total", "Keys and values of them.")
+	peerDuration        = newMetric(prometheus.UntypedValue, "jbof_cluster_peer_duration_seconds", "How long commands "+
+		"to replicas of other nodes took, by kind. A forward takes until the rest of the chain has committed the "+
+		"write: the latency of the chain from this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
 	peerBytes = counter("jbof_cluster_peer_bytes_total", "Data of such commands: of a forward what was sent, else "+
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
@@ -96,12 +105,16 @@ var (
 // clusterMetrics returns the metric families of this file.
 func clusterMetrics() []metric {
 	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
-		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, peerDuration, peerBytes, peerLost}
+		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
+		clusterDroppedBytes, peerDuration, peerBytes, peerLost}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
 	ch chan<- prometheus.Metric) {
 	put(clusterDirty, float64(s.Dirty))
+	put(clusterLeft, float64(s.LeftRanges))
+	put(clusterDroppedRanges, float64(s.DroppedRanges))
+	put(clusterDroppedBytes, float64(s.DroppedBytes))
 	for i, kind := range PeerKinds {
 		count, sum, le := peers.ended[i].histogram()
 		ch <- prometheus.MustNewConstHistogram(peerDuration.desc, count, sum, le, kind)
