@@ -247,6 +247,28 @@ func TestAnOldSegmentIsUpgraded(t *testing.T) {
 	}
 }
 
+// The last 8 bytes of a key are compared first. They alone say nothing.
+func TestKeysThatEndAlikeAreToldApart(t *testing.T) {
+	b := Segment(make([]byte, 4096))
+	b.Clear(7)
+	b.Recode(9, 2)
+	want := map[string]int{}
+	for _, key := range []string{"0000000112345678", "1000000012345678", "0012345678", "012345678", "12345678",
+		"2345678"} {
+		want[key] = b.Insert([]byte(key))
+	}
+	b.Seal(77)
+	for _, key := range []string{"2000000012345678", "0000000012345678", "1012345678", "212345678", "345678"} {
+		want[key] = 0
+	}
+	for key, at := range want {
+		got, err := b.CheckFor(77, []byte(key))
+		if found := b.Find([]byte(key)); found != at || got != at || err != nil {
+			t.Errorf("%s is found at %d, and at %d (%v), want %d", key, found, got, err, at)
+		}
+	}
+}
+
 // TestAnIdentityHasNoValue: what lies in an identity where other items have the length of their value is not one.
 func TestAnIdentityHasNoValue(t *testing.T) {
 	b := make(Segment, KeyUnit*4)

@@ -397,6 +397,8 @@ func TestChecksNameTheField(t *testing.T) {
 		{"page", func() error { return Page(page()).Check(9, 4) }, ErrCorrupt, "index is 3, want 4"},
 		{"items", func() error { b := Segment(segment()); b.SetItems(3); b.Seal(77); return b.Check(77) }, ErrCorrupt,
 			"number of items is 3, want 2"},
+		{"items less", func() error { b := Segment(segment()); b.SetItems(1); b.Seal(77); return b.Check(77) },
+			ErrCorrupt, "length is"},
 		{"a piece of no value", func() error {
 			b := Segment(pieces())
 			b.Item(b.First()).SetValueLen(0)
