@@ -46,6 +46,11 @@ type node struct {
 	// failed has why a queue of the present connection has ended.
 	failed chan error
 
+	// telling guards calls of Connected and Disconnected. retired: there are no more, because the name is that of
+	// another node, or of none.
+	telling sync.Mutex
+	retired bool
+
 	mu sync.Mutex
 	// targets are the node's partitions in the present view.
 	targets map[uuid.UUID]*target
@@ -78,7 +83,33 @@ func newNode(p *Peers, cfg Node) (*node, error) {
 	return n, nil
 }
 
-// closeQueues ends the drivers of the queues. The node's goroutine has ended, or never ran.
+// connected and disconnected call Config.Connected and Config.Disconnected.
+func (n *node) connected() {
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	if !n.retired {
+		n.p.cfg.Connected(n.Name)
+	}
+}
+
+func (n *node) disconnected(l Loss) {
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	if !n.retired {
+		n.p.cfg.Disconnected(n.Name, l)
+	}
+}
+
+// retire ends the node, which tells nothing any more when it returns.
+func (n *node) retire() {
+	n.cancel()
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	n.retired = true
+}
+
+// closeQueues ends the drivers of the queues, which still return the commands of those that have found the node before
+// it was removed. The node's goroutine ends, or never ran.
 func (n *node) closeQueues() {
 	n.cancel()
 	for i := range n.queues {
@@ -218,7 +249,7 @@ type association struct {
 // run is the node's goroutine.
 func (n *node) run() {
 	defer n.p.wg.Done()
-	defer n.cancel()
+	defer n.closeQueues()
 	pause := n.p.cfg.MinPause
 	said := "" // what was logged last of why the node cannot be reached
 	cutShort := false
@@ -228,7 +259,7 @@ func (n *node) run() {
 		var err error
 		// Of two attempts in a row, one may take its time.
 		if a, cutShort, err = n.attempt(!cutShort); cutShort {
-			n.p.cfg.Disconnected(n.Name, Loss{})
+			n.disconnected(Loss{})
 			continue
 		}
 		if err == nil {
@@ -237,7 +268,7 @@ func (n *node) run() {
 			began := time.Now()
 			err = n.serve(a)
 			if n.ctx.Err() == nil && !errors.Is(err, errUnwanted) && !errors.Is(err, errOutgrown) {
-				n.p.cfg.Disconnected(n.Name, n.loss(a, err)) // the end may take long
+				n.disconnected(n.loss(a, err)) // the end may take long
 			}
 			n.end(a, err)
 			if n.ctx.Err() != nil {
@@ -267,7 +298,7 @@ func (n *node) run() {
 				said = why
 				n.log.Warn("a node cannot be reached", "cause", err)
 			}
-			n.p.cfg.Disconnected(n.Name, Loss{})
+			n.disconnected(Loss{})
 		}
 		if n.sleep(pause/2 + rand.N(pause/2+1)) {
 			pause = n.p.cfg.MinPause
@@ -450,7 +481,7 @@ func (n *node) serve(a *association) error {
 			a.links[i] = n.queues[i].up(qp)
 		}
 	}
-	cfg.Connected(n.Name)
+	n.connected()
 
 	clock := time.NewTicker(max(cfg.Timeout/ticks, time.Millisecond))
 	defer clock.Stop()
@@ -483,7 +514,7 @@ func (n *node) serve(a *association) error {
 				return errOutgrown
 			}
 			if n.more.Swap(false) {
-				cfg.Connected(n.Name)
+				n.connected()
 			}
 		case <-clock.C:
 			now := n.tick.Add(1)
@@ -498,7 +529,7 @@ func (n *node) serve(a *association) error {
 			last, pause = time.Now(), min(2*pause, cfg.MaxPause)
 			if found {
 				pause = cfg.MinPause
-				cfg.Connected(n.Name)
+				n.connected()
 			}
 			if n.missing() {
 				n.looks.Store(true)

@@ -108,11 +108,12 @@ type Config struct {
 	// LocalAddress is the address of this machine that TCP connections come from; the zero Addr: any.
 	LocalAddress netip.Addr
 	// Connected is called each time that partitions of a node can be reached which could not before: the node was
-	// connected, or has more partitions. What was outstanding has then ended. It is called without locks, by one
-	// goroutine for each node; it may send commands, but not call Close.
+	// connected, or has more partitions. What was outstanding has then ended. Connected and Disconnected are called one
+	// at a time for a node, in the order of what they tell. They may send commands and call Redial, but not Close,
+	// SetNodes or SetView.
 	Connected func(node string)
 	// Disconnected is called when the connection to a node has ended, and when there was none and it could not be made.
-	// As Connected. It is also called by SetView.
+	// As Connected. SetView and SetNodes call it, too.
 	Disconnected func(node string, l Loss)
 
 	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
@@ -149,11 +150,12 @@ type Peers struct {
 	// in Config.Nodes.
 	routes atomic.Pointer[[]*target]
 
+	// setting is for one SetNodes or SetView at a time, with their calls of Disconnected: a later one may connect to a
+	// node that is called disconnected here.
+	setting sync.Mutex
+
 	mu    sync.Mutex
 	nodes map[string]*node
-	// removed are nodes that SetNodes has removed. They end like others whose connection is lost, and their queues go
-	// on to return commands until Close.
-	removed []*node
 	// view is that of the last SetView; nil: none.
 	view *cluster.Map
 	// unknown are nodes of views that the configuration does not have; each is logged once.
@@ -188,58 +190,76 @@ func New(cfg Config) (*Peers, error) {
 }
 
 // SetNodes changes which nodes the others are. The connections of those that are not among them any more, or have
-// another address or subsystem, end like lost ones, without a call of Disconnected. After Close it does nothing.
+// another address or subsystem, end like lost ones. Disconnected has been called for them when it returns, if the view
+// has them. After Close it does nothing.
 //
 // Errors: ErrInvalid naming the field; and what a new node needs of the machine. Nothing has changed then.
 func (p *Peers) SetNodes(nodes []Node) error {
 	if err := checkNodes(p.cfg.Name, nodes); err != nil {
 		return err
 	}
-	unknown, err := p.setNodes(nodes)
-	for _, name := range unknown {
+	p.setting.Lock()
+	defer p.setting.Unlock()
+	c, err := p.setNodes(nodes)
+	for _, n := range c.ended {
+		n.retire()
+	}
+	for _, name := range c.lost {
 		p.cfg.Disconnected(name, Loss{})
+	}
+	for _, n := range c.added {
+		go n.run() // after Disconnected, which its Connected would contradict
 	}
 	return err
 }
 
-// setNodes is SetNodes, and returns the nodes of the view that the configuration does not have.
-func (p *Peers) setNodes(nodes []Node) (unknown []string, err error) {
+// nodesChange is what a SetNodes has changed: the nodes that take part no more; the names of those in the view that are
+// lost by that, or that the configuration does not have; and nodes to be run.
+type nodesChange struct {
+	ended []*node
+	lost  []string
+	added []*node
+}
+
+// setNodes is SetNodes without what is called and run.
+func (p *Peers) setNodes(nodes []Node) (c nodesChange, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, nil
+		return c, nil
 	}
 	now := make(map[string]*node, len(nodes))
-	var added []*node
 	for _, cfg := range nodes {
 		n := p.nodes[cfg.Name]
 		if n == nil || n.Node != cfg {
 			if n, err = newNode(p, cfg); err != nil {
-				for _, n := range added {
+				for _, n := range c.added {
 					n.closeQueues()
 				}
-				return nil, err
+				return nodesChange{}, err
 			}
-			added = append(added, n)
+			c.added = append(c.added, n)
 		}
 		now[cfg.Name] = n
 	}
 	for name, n := range p.nodes {
-		if now[name] != n {
-			n.cancel()
-			p.removed = append(p.removed, n)
+		if now[name] == n {
+			continue
+		}
+		c.ended = append(c.ended, n)
+		if now[name] != nil && n.wanted() {
+			c.lost = append(c.lost, name)
 		}
 	}
 	p.nodes = now
-	for _, n := range added {
+	for _, n := range c.added {
 		delete(p.unknown, n.Name)
 		p.wg.Add(1)
-		go n.run()
 	}
 	if p.view != nil {
-		unknown = p.setViewLocked(p.view)
+		c.lost = append(c.lost, p.setViewLocked(p.view)...)
 	}
-	return unknown, nil
+	return c, nil
 }
 
 // ErrInvalid is wrapped by the errors of New and SetNodes.
@@ -305,6 +325,8 @@ func checkNodes(self string, nodes []Node) error {
 // SetView says which partitions there are and where. Nodes that have none are disconnected. Commands that were sent
 // before go to where their partition was. Disconnected is called for nodes that the configuration does not have.
 func (p *Peers) SetView(m *cluster.Map) {
+	p.setting.Lock()
+	defer p.setting.Unlock()
 	for _, name := range p.setView(m) {
 		p.cfg.Disconnected(name, Loss{})
 	}
@@ -437,11 +459,5 @@ func (p *Peers) Close() {
 		p.mu.Unlock()
 		p.cancel()
 		p.wg.Wait()
-		for _, n := range p.nodes {
-			n.closeQueues()
-		}
-		for _, n := range p.removed {
-			n.closeQueues()
-		}
 	})
 }
