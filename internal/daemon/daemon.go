@@ -344,7 +344,8 @@ func (n *Node) startTarget() error {
 		}},
 	})
 	n.closing(n.service.Close)
-	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed, Stopping: n.stopping})
+	n.publisher = publish.New(publish.Config{Service: n.service, Closed: n.storeClosed, MDTSBytes: limits.MDTSBytes,
+		Stopping: n.stopping})
 	admission := connection.NewAdmission(connection.AdmissionLimits{Connections: cfg.Limits.Connections,
 		PerHost: cfg.Limits.ConnectionsPerHost,
 		Pending: cfg.Limits.PendingConnections, PendingPerAddress: cfg.Limits.PendingPerAddress}, n.tel)

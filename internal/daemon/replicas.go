@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/config"
 	"jbofd/internal/nvme"
+	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor/replicated"
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
@@ -80,8 +81,9 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 		}
 	}
 	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers, Observe: observe,
-		HostNQN:   func(node string) string { return cluster.HostNQN(name, node) },
-		Authority: r.access.Authority, Clock: member.Now, Changed: r.report,
+		MaxValueBytes: nvmeof.MaxReplicatedValue(p.MaxValueBytes(), uint32(r.access.Node.cfg.Limits.MDTS)),
+		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
+		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
 		Full: p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
 	if err != nil {

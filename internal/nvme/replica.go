@@ -11,6 +11,9 @@ const (
 	CmdKVFetch   = 0xAA // data: KVRange of kind KVCopy
 )
 
+// KVMaxMessage is how long the data of a message is at most, whatever MDTS is: over RDMA a node copies no more.
+const KVMaxMessage = 1 << 20
+
 // KVReplication reports whether an opcode of the Key Value command set is one of replication.
 func KVReplication(opcode uint8) bool {
 	switch opcode {

@@ -2,6 +2,17 @@ package nvmeof
 
 import "jbofd/internal/nvme"
 
+// MaxReplicatedValue is the longest value of a replicated namespace whose store takes values of so many bytes: one of
+// them fits a message between nodes, with all that goes with it when it is copied. The MDTS is that of all nodes, 0: no
+// limit.
+func MaxReplicatedValue(storeBytes int, mdts uint32) int {
+	message := nvme.KVMaxMessage
+	if mdts != 0 {
+		message = min(message, int(mdts))
+	}
+	return min(storeBytes, message-nvme.KVEntryOverhead)
+}
+
 // planReplica is the part of planKV for messages of other nodes. The executor checks the header of a Forward when it
 // has the data. Only namespaces that are replicated know these commands.
 func (p *Plan) planReplica(sqe *nvme.SQE, lim Limits) nvme.Status {

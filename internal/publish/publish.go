@@ -48,6 +48,8 @@ type Config struct {
 	Service *target.Service
 	// Closed is told how a store was closed; see partition.Partition.Close. CloseAll calls it from several goroutines.
 	Closed func(s *Store, err error)
+	// MDTSBytes bounds the data of a command; 0: nothing does.
+	MDTSBytes uint32
 	// Stopping is closed when the node is to stop; see Publisher.Close. Nil: it never is.
 	Stopping <-chan struct{}
 }
@@ -106,6 +108,9 @@ func (p *Publisher) register(what *Publication) {
 					p.open[s.UUID] = s
 				}
 				ns.Partition, ns.MaxValueBytes, ns.UsedBytes = s.number, s.MaxValueBytes(), s.UsedBytes
+				if ns.Executor == nvmeof.KindReplica {
+					ns.MaxValueBytes = nvmeof.MaxReplicatedValue(ns.MaxValueBytes, p.cfg.MDTSBytes)
+				}
 			}
 			st.Namespaces = append(st.Namespaces, ns)
 		}

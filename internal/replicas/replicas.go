@@ -60,6 +60,8 @@ type Config struct {
 	// Store is that of the partition, ID the partition's.
 	Store Store
 	ID    uuid.UUID
+	// MaxValueBytes is the longest value that hosts may store, the same at all nodes; 0: that of the Store.
+	MaxValueBytes int
 	// Peers leads to the other nodes. HostNQN is the NQN under which a node connects as a host.
 	Peers   Sender
 	HostNQN func(node string) string
@@ -226,7 +228,10 @@ func New(cfg Config) (*Replicas, error) {
 	}
 	g := &Replicas{cfg: cfg, tables: replica.NewTables(writes, reads),
 		arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
-	longest := cfg.Store.MaxValueBytes() + nvme.KVEntryOverhead
+	if cfg.MaxValueBytes == 0 {
+		cfg.MaxValueBytes = cfg.Store.MaxValueBytes()
+	}
+	longest := cfg.MaxValueBytes + nvme.KVEntryOverhead
 	var err error
 	if g.memory, err = replica.NewMemory(view.MaxReplicas+1, cfg.MemoryBytes, g.arena.Alloc); err == nil {
 		g.batches, err = replica.NewBatches(outs, fetched, longest, g.arena.Alloc)
