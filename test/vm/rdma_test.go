@@ -28,7 +28,7 @@ func TestRDMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	files := []File{}
+	files := buildCluster(t, dir)
 	for _, f := range []struct {
 		to, pkg string
 		build   func(to, pkg string) error
@@ -122,6 +122,7 @@ var rdmaScenarios = []scenario{
 				"TestCreditsComeBackAfterARestart", "TestIdentityIsStableOverRestarts",
 				"TestStopWaitsForOutstandingCommands"}, "|"))
 	}},
+	{"three nodes are a cluster over RDMA, and one is killed", clusterOverRDMA},
 	{"connecting and disconnecting leaves nothing behind", connectCycles},
 	{"many hosts that connect at once all get in", connectStorm},
 	{"more queue pairs than there may be are refused, and trouble nobody", tooManyQueuePairs},
