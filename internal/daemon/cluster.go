@@ -54,6 +54,7 @@ type clusterAccess struct {
 type clusterMember struct {
 	n    *Node
 	self string // the name of this node
+	dir  string // of what the node remembers of its cluster
 	// cfg is the configuration at the start, whose Nodes a reload may have changed since: see nodesChanged.
 	cfg    *config.Cluster
 	etcd   etcd.Config
@@ -98,8 +99,8 @@ func (n *Node) startCluster() (err error) {
 	if cfg == nil {
 		return nil
 	}
-	c := &clusterMember{n: n, self: n.cfg.Node.Name, cfg: cfg, begun: make(chan struct{}),
-		refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
+	c := &clusterMember{n: n, self: n.cfg.Node.Name, dir: filepath.Join(n.cfg.Node.DataDir, "cluster"), cfg: cfg,
+		begun: make(chan struct{}), refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
 		return err
@@ -186,7 +187,7 @@ func (c *clusterMember) hashSeed() (seed uint64, known bool) {
 }
 
 // join begins the membership: it waits for the records of the cluster, has new partitions made, and starts the member.
-// It ends early with c.ctx, or if the partitions cannot be made, which takes a restart; problem says so.
+// What fails it tries again. It ends early with c.ctx, or when the daemon stops.
 func (c *clusterMember) join() {
 	r := c.await()
 	if r == nil {
@@ -195,9 +196,15 @@ func (c *clusterMember) join() {
 	c.mu.Lock()
 	c.seed, c.seedKnown = r.Map.HashSeed, true
 	c.mu.Unlock()
-	if err := c.n.makePartitions(); err != nil {
+	for {
+		err := c.n.makePartitions()
+		if err == nil {
+			break
+		}
 		c.setProblem(fmt.Errorf("the new partitions of the cluster cannot be made: %w", err))
-		return
+		if errors.Is(err, errStopping) || !c.pause() {
+			return
+		}
 	}
 	cfg := c.memberConfig(r.Settings.Cluster)
 	for {
@@ -274,12 +281,9 @@ func (c *clusterMember) explain(err error) error {
 	return fmt.Errorf("%w; if both are right, jbofctl cluster init makes the cluster", err)
 }
 
-// dir is the directory of what the node remembers of its cluster.
-func (c *clusterMember) dir() string { return filepath.Join(c.n.cfg.Node.DataDir, "cluster") }
-
 // belongs returns the UUID of the cluster that the node belongs to, empty if it has none yet or that cannot be read.
 func (c *clusterMember) belongs() string {
-	b, _ := os.ReadFile(filepath.Join(c.dir(), "uuid"))
+	b, _ := os.ReadFile(filepath.Join(c.dir, "uuid"))
 	return strings.TrimSpace(string(b))
 }
 
@@ -287,7 +291,7 @@ func (c *clusterMember) belongs() string {
 //
 // Errors: cluster.ErrForeign.
 func (c *clusterMember) belong(id uuid.UUID) error {
-	path := filepath.Join(c.dir(), "uuid")
+	path := filepath.Join(c.dir, "uuid")
 	b, err := os.ReadFile(path)
 	switch {
 	case err == nil && strings.TrimSpace(string(b)) == id.String():
@@ -298,7 +302,7 @@ func (c *clusterMember) belong(id uuid.UUID) error {
 	case !errors.Is(err, os.ErrNotExist):
 		return err
 	}
-	if err := os.MkdirAll(c.dir(), 0o700); err != nil {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return err
 	}
 	f, err := os.Create(path + ".new")
@@ -349,14 +353,17 @@ func (n *Node) makePartitions() error {
 		return err
 	}
 	defer n.endChange()
-	n.log.Info("new partitions of the cluster are made", "partitions", missing)
-	return n.apply(n.cfg, lenient)
+	if err := n.apply(n.cfg, lenient); err != nil {
+		return err
+	}
+	n.log.Info("new partitions of the cluster were made", "partitions", missing)
+	return nil
 }
 
 // memberConfig is the configuration of the membership. Partitions that the cluster can have are attached to the host.
 func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	self := c.n.config().Self()
-	m := member.Config{Dir: c.dir(), Etcd: c.etcd, Changed: c.changed, Log: c.n.log,
+	m := member.Config{Dir: c.dir, Etcd: c.etcd, Changed: c.changed, Log: c.n.log,
 		Node: cluster.Config{Cluster: id, Name: self.Name, Domain: self.Domain, LeaseNS: int64(c.cfg.Lease),
 			AwayNS: int64(c.cfg.Away)},
 		Link: link.Config{Nodes: addresses(c.n.config().Cluster.Nodes), Listen: c.cfg.Listen, TLS: c.tls,

@@ -1,11 +1,18 @@
 package daemon
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"jbofd/internal/admin"
+	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/config"
 	"jbofd/internal/testutil/etcdproc"
 	"jbofd/internal/testutil/loopback"
 )
@@ -84,10 +91,22 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 		}
 		return nil
 	})
-	// A manager that removes the others hears them no more.
+	// One that is up may be the manager, which gives up who does not hear it.
+	for _, ask := range []func(context.Context) (admin.Reload, error){nodes[0].admin.Reload,
+		nodes[0].admin.DryReload} {
+		if _, err := ask(t.Context()); err == nil || !strings.Contains(err.Error(), "node n3 is removed, and is up") {
+			t.Errorf("a node that is up is removed: %v", err)
+		}
+	}
 	if err := nodes[2].stop(); err != nil {
 		t.Fatal(err)
 	}
+	agree(t, "the third node is away", nodes[:2], func(a admin.Cluster) error {
+		if up(a) != 2 {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
 	if got := reload(); !strings.Contains(got, "node of the cluster removed") {
 		t.Errorf("the changes are %s", got)
 	}
@@ -101,5 +120,113 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 	for i := range 20 {
 		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 2)
 		ns.stored(t, fmt.Sprint("key", i), "later")
+	}
+}
+
+// TestNodesAreCheckedAgainBeforeTheyChange: what a reload has checked may be otherwise after a resize. What is refused
+// then changes nothing.
+func TestNodesAreCheckedAgainBeforeTheyChange(t *testing.T) {
+	w := newWorld(t)
+	w.configureNode(clusterHosts(2), 0, "demo", "http://"+loopback.Address(), onePartition) // nobody is there
+	load, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := start(Options{Config: load, Load: w.load, Stderr: &lines{}, Version: "test", CloseTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	v := &view.View{Nodes: []view.Node{{Name: "n1"}, {Name: "n2"}}}
+	seen := func(admitted ...cluster.Incarnation) {
+		n.cluster.mu.Lock()
+		defer n.cluster.mu.Unlock()
+		n.cluster.newest = &cluster.Map{View: v, Admitted: admitted}
+	}
+	seen(1, 2)
+	for name, c := range map[string]struct {
+		change func(nodes []config.ClusterNode) []config.ClusterNode
+		want   string
+	}{
+		"a node that is up": {func(all []config.ClusterNode) []config.ClusterNode { return all[:1] },
+			"node n2 is removed, and is up"},
+		"what a connection cannot use": {func(all []config.ClusterNode) []config.ClusterNode {
+			return append(all[:2:2], config.ClusterNode{Name: "n2", Address: "192.0.2.1:1"})
+		}, `name of a node is "n2"`},
+	} {
+		cfg := *n.cfg
+		section := *cfg.Cluster
+		section.Nodes = c.change(section.Nodes)
+		cfg.Cluster = &section
+		cfg.Subsystems = slices.Clone(cfg.Subsystems)
+		cfg.Subsystems[0].Namespaces = append(slices.Clone(cfg.Subsystems[0].Namespaces), config.Namespace{NSID: 9,
+			SSD: "ssd0", Size: 1 << 20, BlockSize: 4096, Type: "block"})
+		if err := n.apply(&cfg, strict); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if got := len(n.ssds[0].label.Label().Extents); got != 1 {
+		t.Errorf("the drive has %d extents", got)
+	}
+	seen(1, 0)
+	cfg := *n.cfg
+	section := *cfg.Cluster
+	section.Nodes = section.Nodes[:1]
+	cfg.Cluster = &section
+	if err := n.apply(&cfg, strict); err != nil {
+		t.Errorf("a node that is away: %v", err)
+	}
+}
+
+// TestAJoinGoesOnWhenThereIsRoomForItsPartition: the place is taken by a namespace that was removed from the
+// configuration, until an operator frees it. Meanwhile the node says so once, however often it tries and reloads.
+func TestAJoinGoesOnWhenThereIsRoomForItsPartition(t *testing.T) {
+	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
+	w, hosts, log := newWorld(t), clusterHosts(1), &lines{}
+	w.log = log
+	w.configureNode(hosts, 0, "demo", etcd.URL, "{nsid: 3, ssd: ssd0, size: 200MiB}")
+	n := w.mustStart()
+	subs, err := n.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := subs.Items[0].Namespaces[1].UUID
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	w.configureNode(hosts, 0, "demo", etcd.URL, onePartition)
+	n = w.mustStart()
+	eventually(t, "the node finds no cluster", func() error {
+		if r := n.reason("cluster"); !strings.Contains(r, "no cluster") {
+			return errors.New(r)
+		}
+		return nil
+	})
+	for range 20 { // while join looks for its cluster
+		if _, err := n.admin.Reload(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := n.admin.InitCluster(t.Context(), admin.InitCluster{Ranges: 16}); err != nil {
+		t.Fatal(err)
+	}
+	const reason = "the new partitions of the cluster cannot be made"
+	eventually(t, "the node says that there is no room", func() error {
+		if r := n.reason("cluster"); !strings.Contains(r, reason) || !strings.Contains(r, "no room") {
+			return errors.New(r)
+		}
+		return nil
+	})
+	if _, err := n.admin.DeleteNamespace(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, "the node has joined", []*node{n}, func(a admin.Cluster) error {
+		if up(a) != 1 || a.Ranges.Full != a.Ranges.Total {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	if said := log.with(reason); len(said) != 1 {
+		t.Errorf("the log says it %d times: %q", len(said), said)
 	}
 }

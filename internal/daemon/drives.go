@@ -316,7 +316,9 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		n.dropStores(opened)
 		return nil
 	}
-	err = n.vacate(plan)
+	if err = n.cluster.checkNodes(cfg); err == nil { // again: a resize may have taken long
+		err = n.vacate(plan)
+	}
 	if err == nil {
 		err = plan.commit()
 	}

@@ -43,7 +43,7 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 	if err != nil {
 		return config.Changes{}, err
 	}
-	if err := n.cluster.checkNodes(cfg, changes); err != nil {
+	if err := n.cluster.checkNodes(cfg); err != nil {
 		return config.Changes{}, err
 	}
 	if dryRun {
@@ -56,11 +56,11 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 	n.cfgMu.Lock()
 	n.cfg = cfg
 	n.cfgMu.Unlock()
+	n.freeAreas()
 	if n.cluster != nil {
 		if err := n.cluster.nodesChanged(); err != nil {
 			return config.Changes{}, fmt.Errorf("the nodes of the cluster: %w; all else has changed", err)
 		}
 	}
-	n.freeAreas()
 	return changes, nil
 }

@@ -164,6 +164,11 @@ func (r *replicaNode) setState(s *member.State) {
 	r.lookForHostsLocked()
 }
 
+// checkNodes finds what is wrong with nodes.
+func (r *replicaNode) checkNodes(nodes []config.ClusterNode) error {
+	return r.peers.CheckNodes(peerNodes(nodes, r.self, r.cfg.Subsystem))
+}
+
 // setNodes changes which nodes there are.
 func (r *replicaNode) setNodes(nodes []config.ClusterNode) error {
 	r.viewing.Lock()

@@ -195,7 +195,7 @@ func New(cfg Config) (*Peers, error) {
 //
 // Errors: ErrInvalid naming the field; and what a new node needs of the machine. Nothing has changed then.
 func (p *Peers) SetNodes(nodes []Node) error {
-	if err := checkNodes(p.cfg.Name, nodes); err != nil {
+	if err := p.CheckNodes(nodes); err != nil {
 		return err
 	}
 	p.setting.Lock()
@@ -212,6 +212,9 @@ func (p *Peers) SetNodes(nodes []Node) error {
 	}
 	return err
 }
+
+// CheckNodes returns the ErrInvalid of SetNodes.
+func (p *Peers) CheckNodes(nodes []Node) error { return checkNodes(p.cfg.Name, nodes) }
 
 // nodesChange is what a SetNodes has changed: the nodes that take part no more; the names of those in the view that are
 // lost by that, or that the configuration does not have; and nodes to be run.

@@ -108,7 +108,7 @@ func Start(cfg Config) (*Link, error) {
 	}
 	l := &Link{cfg: cfg, own: own, greeting: map[net.Conn]string{}, said: map[string]string{},
 		incoming: map[string]net.Conn{}, open: map[net.Conn]bool{}}
-	if err := l.check(cfg.Nodes); err != nil {
+	if err := l.CheckNodes(cfg.Nodes); err != nil {
 		return nil, err
 	}
 	var err error
@@ -124,8 +124,8 @@ func Start(cfg Config) (*Link, error) {
 	return l, nil
 }
 
-// check finds what is wrong with the addresses of nodes.
-func (l *Link) check(nodes map[string]string) error {
+// CheckNodes returns the error that SetNodes would return.
+func (l *Link) CheckNodes(nodes map[string]string) error {
 	if nodes[l.cfg.Name] != l.own {
 		return fmt.Errorf("the address of %s, this node, is %q, and cannot become %q", l.cfg.Name, l.own,
 			nodes[l.cfg.Name])
@@ -152,7 +152,7 @@ func (l *Link) check(nodes map[string]string) error {
 //
 // Errors: what is wrong with an address; nothing has changed then.
 func (l *Link) SetNodes(nodes map[string]string) error {
-	if err := l.check(nodes); err != nil {
+	if err := l.CheckNodes(nodes); err != nil {
 		return err
 	}
 	l.mu.Lock()

@@ -165,6 +165,9 @@ func (m *Member) start(cfg Config, lease time.Duration) (err error) {
 // SetNodes changes the other nodes that may take part, with their addresses: see link.Link.SetNodes.
 func (m *Member) SetNodes(nodes map[string]string) error { return m.link.SetNodes(nodes) }
 
+// CheckNodes returns the error that SetNodes would return.
+func (m *Member) CheckNodes(nodes map[string]string) error { return m.link.CheckNodes(nodes) }
+
 // Close ends the membership: the authority first, then the goroutine, the connections, and the lock of the state
 // directory. Idempotent.
 func (m *Member) Close() {
