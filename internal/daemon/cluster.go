@@ -100,7 +100,8 @@ func (n *Node) startCluster() (err error) {
 		return nil
 	}
 	c := &clusterMember{n: n, self: n.cfg.Node.Name, dir: filepath.Join(n.cfg.Node.DataDir, "cluster"), cfg: cfg,
-		begun: make(chan struct{}), refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{}, problem: errors.New("the node is starting")}
+		begun: make(chan struct{}), refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{},
+		problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
 		return err

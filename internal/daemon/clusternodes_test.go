@@ -151,7 +151,8 @@ func TestNodesAreCheckedAgainBeforeTheyChange(t *testing.T) {
 		"a node that is up": {func(all []config.ClusterNode) []config.ClusterNode { return all[:1] },
 			"node n2 is removed, and is up"},
 		"what a connection cannot use": {func(all []config.ClusterNode) []config.ClusterNode {
-			return append(all[:2:2], config.ClusterNode{Name: "n2", Address: "192.0.2.1:1"})
+			return append(all[:2:2], config.ClusterNode{Name: "n2", Address: "192.0.2.1:1",
+				Target: "tcp://192.0.2.1:2"})
 		}, `name of a node is "n2"`},
 	} {
 		cfg := *n.cfg
