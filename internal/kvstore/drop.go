@@ -30,6 +30,8 @@ const (
 	crowdedDrops = format.MaxDrops / 2
 	// sweepAgainNS is the time after which the part of a sweep is repeated that has segments which cannot be read.
 	sweepAgainNS = 60e9
+	// sweepSoonNS is the same when somebody waits for the end of the Drop.
+	sweepSoonNS = 1e9
 )
 
 // dropState has the Drops.
@@ -143,12 +145,17 @@ func (s *Store) isDropped(it format.Item) bool {
 
 // Dropping reports whether a Drop of something in a range of positions was submitted, or begun before a restart, and is
 // not over: it may take effect later, or is on the list. With hurry, one that was swept leaves the list with a
-// checkpoint that begins with the next turn.
+// checkpoint that begins with the next turn, and what could not be read is swept again within a second.
 func (s *Store) Dropping(first, last uint64, hurry bool) (dropping bool) {
 	d := &s.drops
 	in := func(o format.Drop) bool { return o.First <= last && o.Last >= first }
 	for _, list := range [][]askedDrop{d.asked, d.begun} {
 		dropping = dropping || slices.ContainsFunc(list, func(a askedDrop) bool { return in(a.Drop) })
+	}
+	for i := range d.later {
+		if l := &d.later[i]; hurry && in(l.drop) {
+			l.atNS = min(l.atNS, s.now+sweepSoonNS)
+		}
 	}
 	s.ckpt.wanted = s.ckpt.wanted || hurry && slices.ContainsFunc(d.swept, in)
 	return dropping || slices.ContainsFunc(d.list, in)

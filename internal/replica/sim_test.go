@@ -351,7 +351,7 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 	done := func() bool {
 		return t.Failed() || s.acked >= 50 && s.open == 0 && len(s.chain) == len(s.nodes) && s.atRest()
 	}
-	if !s.Run(80*lease, done) {
+	if !s.Run(1000*lease, done) { // a sweep that could not read something is repeated after a minute
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v, filling %d", s.open, s.acked,
 			s.chain, s.filling)
 		for _, n := range s.nodes {

@@ -84,11 +84,13 @@ func (s *sim) remove(id int) {
 	})
 }
 
-// others reports whether members besides one are alive, serve, and are heard of.
+// others reports whether members besides one are alive, serve, and are heard of. One whose drive has just failed a
+// request is not among them, because its store may fail of it, and it would be the only member.
 func (s *sim) others(id int) bool {
 	return slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.Now()-n.heard <= lease
+		return i != id && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.Now()-n.heard <= lease &&
+			(n.faultNS == 0 || s.Now()-n.faultNS > 2*lease)
 	})
 }
 

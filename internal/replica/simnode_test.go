@@ -34,9 +34,10 @@ type node struct {
 	dead     bool
 	paused   bool
 	backlog  []func()
-	slow     bool // its drive takes long
-	failed   bool // its store has failed
-	empty    bool // its data is gone, and the view has not seen that
+	slow     bool  // its drive takes long
+	failed   bool  // its store has failed
+	faultNS  int64 // when its drive has failed a request last
+	empty    bool  // its data is gone, and the view has not seen that
 	heard    int64
 	wakeNS   int64
 	// drops gives back what the node has when it is drained. held adopts the view that waits for that. until is its
@@ -105,6 +106,7 @@ func (n *node) format() {
 			return lab.Good
 		}
 		s.counts["drive fault"]++
+		n.faultNS = s.Now()
 		return lab.FailUndone + lab.Outcome(s.rng.IntN(3))
 	}
 	n.open(true)
