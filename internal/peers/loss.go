@@ -49,3 +49,28 @@ func (n *node) waited(now int64) (d time.Duration) {
 	}
 	return d
 }
+
+// connected and disconnected call Config.Connected and Config.Disconnected.
+func (n *node) connected() {
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	if !n.retired {
+		n.p.cfg.Connected(n.Name)
+	}
+}
+
+func (n *node) disconnected(l Loss) {
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	if !n.retired {
+		n.p.cfg.Disconnected(n.Name, l)
+	}
+}
+
+// retire ends the node, which tells nothing any more when it returns.
+func (n *node) retire() {
+	n.cancel()
+	n.telling.Lock()
+	defer n.telling.Unlock()
+	n.retired = true
+}

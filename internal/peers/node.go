@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/internal/cluster"
 	"jbofd/internal/nvme"
 	"jbofd/internal/turn"
 	"jbofd/internal/uuid"
@@ -54,6 +55,8 @@ type node struct {
 	mu sync.Mutex
 	// targets are the node's partitions in the present view.
 	targets map[uuid.UUID]*target
+	// admitted is the node's process that the view admits; 0: none.
+	admitted cluster.Incarnation
 	// ranges are those of which this node sends Forwards to the other.
 	ranges []uint16
 	// depth is that of the present queues; 0: there are none.
@@ -81,31 +84,6 @@ func newNode(p *Peers, cfg Node) (*node, error) {
 		}
 	}
 	return n, nil
-}
-
-// connected and disconnected call Config.Connected and Config.Disconnected.
-func (n *node) connected() {
-	n.telling.Lock()
-	defer n.telling.Unlock()
-	if !n.retired {
-		n.p.cfg.Connected(n.Name)
-	}
-}
-
-func (n *node) disconnected(l Loss) {
-	n.telling.Lock()
-	defer n.telling.Unlock()
-	if !n.retired {
-		n.p.cfg.Disconnected(n.Name, l)
-	}
-}
-
-// retire ends the node, which tells nothing any more when it returns.
-func (n *node) retire() {
-	n.cancel()
-	n.telling.Lock()
-	defer n.telling.Unlock()
-	n.retired = true
 }
 
 // closeQueues ends the drivers of the queues, which still return the commands of those that have found the node before
@@ -160,10 +138,10 @@ func (n *node) target(id uuid.UUID) *target {
 	return t
 }
 
-// setTargets sets the partitions of a view, and the ranges of which this node sends them Forwards.
-func (n *node) setTargets(targets map[uuid.UUID]*target, ranges []uint16) {
+// setTargets sets the partitions of a view, the ranges of which this node sends them Forwards, and the node's process.
+func (n *node) setTargets(targets map[uuid.UUID]*target, ranges []uint16, admitted cluster.Incarnation) {
 	n.mu.Lock()
-	n.ranges = ranges
+	n.ranges, n.admitted = ranges, admitted
 	n.shareLocked()
 	for id, t := range targets {
 		if n.targets[id] != t && n.spaces[id] != 0 {
@@ -255,6 +233,7 @@ func (n *node) run() {
 	cutShort := false
 	var stuck stuck
 	for n.awaitWanted() {
+		process := n.process()
 		var a *association
 		var err error
 		// Of two attempts in a row, one may take its time.
@@ -287,7 +266,9 @@ func (n *node) run() {
 			if hold := stuck.after(err, time.Since(began), n.p.cfg.Hold); hold > 0 {
 				n.log.Error("commands to a node get no answer, although it can be connected to: it counts as out of "+
 					"reach (is there a part of the network that drops long packets?)", "for", hold.String())
-				n.hold(hold)
+				if n.hold(hold, process) {
+					stuck.reset()
+				}
 				continue
 			}
 			if time.Since(began) > n.p.cfg.MaxPause {

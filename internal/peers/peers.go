@@ -128,7 +128,8 @@ type Config struct {
 	// to a half at random. Defaults 100 ms and 2 s.
 	MinPause, MaxPause time.Duration
 	// Hold is for how long a node is left alone when three connections in a row, each within half a minute, have ended
-	// because a command got no answer. It doubles with each further one, up to ten minutes. Default 30 s.
+	// because a command that waits for no drive got no answer. It doubles with each further one, up to ten minutes, and
+	// ends when a view admits another process of the node. Default 30 s.
 	Hold time.Duration
 	// RDMA gives access to RDMA devices, and BounceBytes bounds the registered memory for each node, through which the
 	// data of its commands is moved (client.Options). All Forwards that may be unanswered must find room there.
@@ -381,8 +382,14 @@ func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 			}
 		}
 	}
+	admitted := map[*node]cluster.Incarnation{}
+	for i, process := range m.Admitted {
+		if i < len(m.Nodes) && p.nodes[m.Nodes[i].Name] != nil {
+			admitted[p.nodes[m.Nodes[i].Name]] = process
+		}
+	}
 	for _, n := range p.nodes {
-		n.setTargets(targets[n], ranges[n])
+		n.setTargets(targets[n], ranges[n], admitted[n])
 	}
 	p.routes.Store(&routes)
 	return unknown

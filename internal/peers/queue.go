@@ -399,8 +399,12 @@ func (q *queue) down(l *link, err error) {
 	_ = l.qp.Close()
 }
 
-// errUnanswered ends a connection on which a command gets no answer, although keep-alives may.
-var errUnanswered = fmt.Errorf("%w: no answer", client.ErrTimeout)
+// errUnanswered ends a connection on which a command gets no answer, although keep-alives may. errSlow is that of one
+// that may wait for a drive of the node.
+var (
+	errUnanswered = fmt.Errorf("%w: no answer", client.ErrTimeout)
+	errSlow       = fmt.Errorf("%w from a drive", errUnanswered)
+)
 
 // check ends the connection if the node does not answer.
 func (q *queue) check(now uint32) {
@@ -412,7 +416,11 @@ func (q *queue) check(now uint32) {
 	for tag, c := range q.sent {
 		// A Forward may be kept until its write is committed.
 		if c != nil && c.SQE.Opcode() != nvme.CmdKVForward && now-q.since[tag] > ticks {
-			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", errUnanswered, c.SQE.Opcode(),
+			why := errUnanswered
+			if q == &q.node.queues[ships] || q == &q.node.queues[fills] {
+				why = errSlow
+			}
+			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", why, c.SQE.Opcode(),
 				q.node.p.cfg.Timeout))
 			return
 		}

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"jbofd/internal/nvme"
 	"jbofd/internal/peers"
 	"jbofd/internal/testutil/loopback"
 )
@@ -88,33 +87,4 @@ func TestANodeThatTheConfigurationDoesNotHaveIsDisconnected(t *testing.T) {
 	if len(names) != 0 {
 		t.Errorf("%s is called disconnected", <-names)
 	}
-}
-
-// TestANodeThatAnswersNoCommandsIsLeftAlone, though it can be connected to, and whatever view comes.
-func TestANodeThatAnswersNoCommandsIsLeftAlone(t *testing.T) {
-	overEach(t, func(t *testing.T, w *world) {
-		b := w.box(t, "b", 1)
-		r := w.rig(t, func(c *peers.Config) { c.Timeout, c.KATO, c.Hold = time.Hour, time.Hour, time.Hour }, b)
-		r.see(b)
-		for i := range 3 {
-			r.awaitConnected(t, "b")
-			b.board.keeps(everything)
-			r.send(r.message(nvme.CmdKVSync, 0, uint64(i+1), 0))
-			eventually(t, "the command is kept", func() bool { return b.board.keeping() == 1 })
-			r.Advance("b", 5)
-			if c := r.sink.await(t, 1)[0]; !c.Lost {
-				t.Fatalf("command %d: %v", c.Tag, c.Status)
-			}
-			<-r.lost
-			b.board.release()
-		}
-		eventually(t, "the log says why", func() bool { return r.log.count("counts as out of reach") == 1 })
-		r.see(b)
-		r.Redial()
-		select {
-		case <-r.connected:
-			t.Error("connected again")
-		case <-time.After(300 * time.Millisecond):
-		}
-	})
 }

@@ -11,7 +11,7 @@ import (
 // each time; anything else begins anew.
 func TestForHowLongANodeIsLeftAlone(t *testing.T) {
 	var s stuck
-	unanswered, other := fmt.Errorf("%w: x", errUnanswered), errors.New("reset")
+	unanswered, other, slow := fmt.Errorf("%w: x", errUnanswered), errors.New("reset"), fmt.Errorf("%w: x", errSlow)
 	const hold = 30 * time.Second
 	for i, c := range []struct {
 		err    error
@@ -21,6 +21,7 @@ func TestForHowLongANodeIsLeftAlone(t *testing.T) {
 		{unanswered, time.Second, 0}, {unanswered, time.Second, 0}, {unanswered, stuckWithin, hold},
 		{unanswered, time.Second, 2 * hold}, {unanswered, time.Second, 4 * hold}, {other, time.Second, 0},
 		{unanswered, time.Second, 0}, {unanswered, time.Second, 0}, {unanswered, stuckWithin + 1, 0},
+		{unanswered, time.Second, 0}, {unanswered, time.Second, 0}, {slow, time.Second, 0},
 		{unanswered, time.Second, 0}, {unanswered, time.Second, 0}, {unanswered, time.Second, hold},
 	} {
 		if got := s.after(c.err, c.lasted, hold); got != c.want {
