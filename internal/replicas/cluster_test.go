@@ -171,7 +171,7 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	n.r, err = replicas.New(replicas.Config{Store: store, ID: uuid.UUID{2, byte(id)}, Peers: n, HostNQN: hostNQN,
 		Authority: s.authority, Clock: s.clock, Changed: func() {}, Full: full, Pool: pool,
 		Observe: func(opcode uint8, bytes int, ns int64, lost bool) {
-			if ns < 0 || lost && bytes > 0 {
+			if ns < replicas.Untimed || lost && bytes > 0 {
 				g.t.Errorf("command %#x took %d ns, with %d bytes; lost: %t", opcode, ns, bytes, lost)
 			}
 			g.observed[opcode].Add(1)

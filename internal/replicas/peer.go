@@ -86,7 +86,11 @@ func (g *Replicas) takeAnswer(p *peerRequest) {
 		} else if p.SQE.Opcode() != nvme.CmdKVForward {
 			n = min(p.Received, n)
 		}
-		g.cfg.Observe(p.SQE.Opcode(), n, g.clock-p.sentNS, p.Lost)
+		took := g.clock - p.sentNS
+		if !p.tells() {
+			took = Untimed
+		}
+		g.cfg.Observe(p.SQE.Opcode(), n, took, p.Lost)
 	}
 	switch m := p.m; {
 	case g.closed:
@@ -97,6 +101,15 @@ func (g *Replicas) takeAnswer(p *peerRequest) {
 		g.touch(m).Completed(p.Tag, p.Status, p.Result, p.Data[:min(p.Received, len(p.Data))])
 	}
 	g.recycle(p)
+}
+
+// tells reports whether the time that a command took says how long the other node needs for what it was asked: it was
+// not refused, and a Forward was answered because its own write is committed, not to make room for others.
+func (p *peerRequest) tells() bool {
+	if p.Lost || p.Status.Code() != nvme.Success && p.Status.Code() != nvme.KeyDoesNotExist {
+		return false
+	}
+	return p.SQE.Opcode() != nvme.CmdKVForward || p.Result&^nvme.KVChainFull >= p.SQE.KVReplica().Sequence()
 }
 
 // retryLater has a replica send again what was lost.

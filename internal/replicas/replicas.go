@@ -85,7 +85,8 @@ type Config struct {
 	Pool *bufpool.Pool
 	// Observe is told of each command to another node that has ended: its opcode, how many bytes of data it has sent or
 	// brought, how long it took, and whether it was lost. A Forward takes until the members behind have the write and
-	// it is committed, or until it cannot be kept any longer. Nil: nothing. hot: 0 allocs
+	// it is committed. One that is answered before that, because it cannot be kept any longer, is Untimed, as are
+	// commands that are lost or refused. Nil: nothing. hot: 0 allocs
 	Observe func(opcode uint8, bytes int, ns int64, lost bool)
 	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
 	// 0: DefaultDropAfter.
@@ -123,6 +124,9 @@ const (
 	// tombstoneSeconds is longer than a pass takes.
 	tombstoneSeconds = 24 * 3600
 )
+
+// Untimed is the time of a command that says nothing of how long commands of its kind take.
+const Untimed = -1
 
 // Replicas are the replicas that a partition has. Their methods may be called from any goroutine.
 type Replicas struct {

@@ -47,12 +47,17 @@ type PeerSeries struct {
 	lost  [6]atomic.Uint64
 }
 
-// Observe counts a command that was answered after some time, or lost with its connection.
+// Observe counts a command that was answered after some time, or lost with its connection. If took is negative, it is
+// not counted among the durations.
 //
 // hot: 0 allocs
 func (s *PeerSeries) Observe(kind, bytes int, took time.Duration, lost bool) {
 	if lost {
 		s.lost[kind].Add(1)
+		return
+	}
+	if took < 0 {
+		s.ended[kind].bytes.Add(int64(bytes))
 		return
 	}
 	s.ended[kind].Observe(1, int64(bytes), took)
@@ -94,8 +99,9 @@ var (
 		"node has dropped what its partitions had.")
 	clusterDroppedBytes = counter("jbof_cluster_dropped_bytes_total", "Keys and values of them.")
 	peerDuration        = newMetric(prometheus.UntypedValue, "jbof_cluster_peer_duration_seconds", "How long commands "+
-		"to replicas of other nodes took, by kind. A forward takes until the rest of the chain has committed the "+
-		"write: the latency of the chain from this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
+		"to replicas of other nodes took, by kind, without those that were refused. A forward counts if the rest of "+
+		"the chain has committed its write when it is answered, and took until then: the latency of the chain from "+
+		"this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
 	peerBytes = counter("jbof_cluster_peer_bytes_total", "Data of such commands: of a forward what was sent, else "+
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+

@@ -36,3 +36,14 @@ func TestATallyCountsAsObserveDoes(t *testing.T) {
 		}
 	}
 }
+
+// TestACommandWithoutATimeIsNoDuration, but its data counts.
+func TestACommandWithoutATimeIsNoDuration(t *testing.T) {
+	var s PeerSeries
+	s.Observe(0, 1024, time.Millisecond, false)
+	s.Observe(0, 512, -1, false)
+	s.Observe(0, 0, -1, true)
+	if count, sum, _ := s.ended[0].histogram(); count != 1 || sum != 1e-3 || s.ended[0].Bytes() != 1536 {
+		t.Errorf("%d durations, %v s, %d bytes, want 1, 0.001 and 1536", count, sum, s.ended[0].Bytes())
+	}
+}

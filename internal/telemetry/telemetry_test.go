@@ -65,6 +65,7 @@ func full() *Telemetry {
 	}, func() error { return nil })
 	t.Peers().Observe(0, 1024, 300*time.Microsecond, false)
 	t.Peers().Observe(3, 0, 0, true)
+	t.Peers().Observe(2, 512, -1, false)
 	t.SetBuffers(func() BufferStats { return BufferStats{TotalBytes: 100, InUseBytes: 40, TakenBytes: 60, Waits: 1} })
 	t.SetScheduling(func() []Scheduling { return []Scheduling{sharing("nqn.2026-11.example.host:a")} })
 	return t
