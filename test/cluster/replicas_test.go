@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
@@ -40,7 +41,9 @@ func tool(t testing.TB, name string) string {
 func (b *box) jbofctl(args ...string) string {
 	b.t.Helper()
 	args = append([]string{"--socket", filepath.Join(b.dir, "admin.sock"), "cluster"}, args...)
-	out, err := exec.Command(tool(b.t, "jbofctl"), args...).CombinedOutput()
+	ctx, cancel := context.WithTimeout(b.t.Context(), wait)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, tool(b.t, "jbofctl"), args...).CombinedOutput()
 	if err != nil {
 		b.t.Fatalf("jbofctl %q: %v\n%s", args, err, out)
 	}
