@@ -105,6 +105,7 @@ func (e *Etcd) late() int64 {
 type EtcdClient struct {
 	etcd *Etcd
 	cut  bool
+	slow int64
 }
 
 // NewClient returns a connection.
@@ -112,6 +113,9 @@ func (e *Etcd) NewClient() *EtcdClient { return &EtcdClient{etcd: e} }
 
 // Cut cuts the client off, or ends that.
 func (c *EtcdClient) Cut(cut bool) { c.cut = cut }
+
+// Slow makes each message to this client or from it take so much longer, as if its server of etcd was slow.
+func (c *EtcdClient) Slow(ns int64) { c.slow = ns }
 
 // IsCut reports whether the client is cut off.
 func (c *EtcdClient) IsCut() bool { return c.cut }
@@ -131,7 +135,7 @@ func (c *EtcdClient) Do(r EtcdRequest, done func(EtcdResponse)) {
 		return
 	}
 	restored := e.restored
-	e.sim.After(e.delay()+e.late(), func() {
+	e.sim.After(e.delay()+e.late()+c.slow, func() {
 		if e.restored == restored {
 			e.effect(c, r, finish)
 		}
@@ -152,7 +156,7 @@ func (e *Etcd) effect(c *EtcdClient, r EtcdRequest, done func(EtcdResponse)) {
 	}
 	resp := e.apply(r)
 	if !c.cut {
-		e.sim.After(e.delay(), func() {
+		e.sim.After(e.delay()+c.slow, func() {
 			if !c.cut {
 				done(resp)
 			}
@@ -338,7 +342,7 @@ func (w *EtcdWatch) poke() {
 		return
 	}
 	w.poked = true
-	w.c.etcd.sim.After(w.c.etcd.delay()+w.c.etcd.late(), w.tell)
+	w.c.etcd.sim.After(w.c.etcd.delay()+w.c.etcd.late()+w.c.slow, w.tell)
 }
 
 func (w *EtcdWatch) tell() {
