@@ -1,6 +1,9 @@
 package replicas
 
 import (
+	"fmt"
+	"time"
+
 	"jbofd/internal/bufpool"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
@@ -98,10 +101,51 @@ func (g *Replicas) takeAnswer(p *peerRequest) {
 		g.touch(m).Failed(p.Tag)
 		g.retryLater(m, p.to)
 	default:
+		g.noteRefusal(p)
 		g.touch(m).Completed(p.Tag, p.Status, p.Result, p.Data[:min(p.Received, len(p.Data))])
 	}
 	g.recycle(p)
 }
+
+// refusal is a command that another node has refused for good: where, what, and why.
+type refusal struct {
+	to     crrs.Peer
+	opcode uint8
+	status nvme.Status
+}
+
+// refusalPause is how long after a line in the log about a refusal there may be another one.
+const refusalPause = int64(time.Minute)
+
+// noteRefusal logs a refusal for which the protocol has no rule: the same command would be refused again and again, and
+// the chain would wait for it, or the copy. Nodes that are configured alike refuse nothing in that way.
+func (g *Replicas) noteRefusal(p *peerRequest) {
+	if p.Status&nvme.DNR == 0 {
+		return
+	}
+	switch p.Status.Code() {
+	case nvme.KVWrongView, nvme.KeyDoesNotExist, nvme.UnrecoveredReadError:
+		return
+	}
+	r := refusal{p.to, p.SQE.Opcode(), p.Status}
+	if next, known := g.refusals[r]; known && g.clock < next {
+		return
+	}
+	if g.refusals == nil || len(g.refusals) >= maxRefusals {
+		g.refusals = map[refusal]int64{}
+	}
+	g.refusals[r] = g.clock + refusalPause
+	node := ""
+	if g.active != nil && int(p.to) < len(g.active.Partitions) {
+		node = g.active.Nodes[g.active.Partitions[p.to].Node].Name
+	}
+	g.cfg.Log.Error("a node refuses a command of a chain for good, which is repeated: are limits.mdts and the sizes "+
+		"of the partitions such that all nodes take the same longest value?", "node", node, "partition",
+		g.cfg.ID.String(), "range", p.m.number, "opcode", fmt.Sprintf("%#02x", r.opcode), "status", r.status.String())
+}
+
+// maxRefusals bounds the kinds of refusals that are remembered.
+const maxRefusals = 64
 
 // tells reports whether the time that a command took says how long the other node needs for what it was asked: it was
 // not refused, and a Forward was answered because its own write is committed, not to make room for others.

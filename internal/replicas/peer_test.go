@@ -1,8 +1,12 @@
 package replicas
 
 import (
+	"bytes"
+	"log/slog"
+	"strings"
 	"testing"
 
+	"jbofd/internal/cluster/view"
 	"jbofd/internal/nvme"
 	"jbofd/internal/peers"
 )
@@ -39,4 +43,30 @@ func TestWhichCommandsAreTimed(t *testing.T) {
 			t.Errorf("%s: timed: %t, want %t", what, got, c.want)
 		}
 	}
+}
+
+// TestARefusalForGoodIsLogged once a minute, and not those that the protocol has a rule for.
+func TestARefusalForGoodIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	w := newWatcher()
+	w.cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	w.sees([]view.PartitionID{0, 1})
+	answer := func(clock int64, st nvme.Status, want int) {
+		t.Helper()
+		w.clock = clock
+		p := &peerRequest{Command: peers.Command{Status: st}, g: w.Replicas, m: w.ranges[0], to: 1}
+		p.SQE.SetOpcode(nvme.CmdKVFetch)
+		w.noteRefusal(p)
+		if n := strings.Count(log.String(), "node=n1"); n != want {
+			t.Errorf("%v at %d: %d lines, want %d: %s", st, clock, n, want, log.String())
+		}
+	}
+	for _, st := range []nvme.Status{nvme.Success, nvme.NamespaceNotReady, nvme.KVWrongView,
+		nvme.KVWrongView | nvme.DNR, nvme.KeyDoesNotExist | nvme.DNR, nvme.UnrecoveredReadError | nvme.DNR} {
+		answer(1, st, 0)
+	}
+	answer(1, nvme.InvalidField|nvme.DNR, 1)
+	answer(refusalPause, nvme.InvalidField|nvme.DNR, 1)
+	answer(refusalPause, nvme.InvalidValueSize|nvme.DNR, 2)
+	answer(refusalPause+1, nvme.InvalidField|nvme.DNR, 3)
 }

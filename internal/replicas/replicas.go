@@ -168,6 +168,8 @@ type Replicas struct {
 	due                      dueHeap
 	// trimNS is when memory that was not needed is given up, by now; 0: there is none.
 	trimNS int64
+	// refusals has until when no other line is logged about each: see noteRefusal.
+	refusals map[refusal]int64
 	// clock is the time of the turn, now that of the Env, wall that of day; until is the end of authority.
 	clock, now int64
 	until      int64
