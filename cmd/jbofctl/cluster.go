@@ -245,7 +245,8 @@ func (x *cli) clusterAcceptCommand() *cobra.Command {
 		Short: "Give up the data of halted ranges whose last copies will not return, so that others serve them",
 		Long: `Give up the data of halted ranges, of which jbofctl cluster chains says who had the last copies. Another
 partition serves each of them then, with what it happens to have: keys may be missing, or have older values, although
-clients were told that they are safe. If a node with a last copy comes back later, what it has is not used.
+clients were told that they are safe. If a node with a last copy comes back later, what it has is not used, and gives
+way to what the others have by then.
 
 If any of these nodes can come back with its drives, bring it back: nothing is lost then.`,
 	}

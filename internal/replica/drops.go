@@ -51,7 +51,7 @@ type Standing struct {
 	// Version counts the changes of the chain.
 	Version uint32
 	// Member: the partition is in its chain, in whatever state. Full: the chain has all members that it is to have, and
-	// each of them serves, by the newest view, which acts.
+	// each of them serves.
 	Member, Full bool
 }
 
@@ -178,7 +178,9 @@ func (d *Drops) Stats() DropStats {
 	return s
 }
 
-// Turn asks for what is to be done next. authority: the node has authority, so that no newer view acts than it knows.
+// Turn asks for what is to be done next. authority: the node has authority, so that no newer view acts than it knows, and
+// it knows of none that is to act. Without, nothing is asked for; the time of a range goes on all the same, because a
+// chain with the same Version has not changed meanwhile.
 func (d *Drops) Turn(now int64, authority bool, out *DropActions) {
 	if len(d.dropping) > 0 && now >= d.pollNS {
 		d.poll(now, out)

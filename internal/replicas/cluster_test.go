@@ -50,6 +50,8 @@ type rig struct {
 	lacks atomic.Pointer[[2]int]
 	// apart: the nodes hear of a view one after the other, so that they do not all have the same one for a while.
 	apart atomic.Bool
+	// restless: there is a newer view all the time, of which the nodes hear before it acts.
+	restless atomic.Bool
 	// carried counts the commands between nodes by opcode, completed those that were answered with success.
 	carried, completed [256]atomic.Int64
 	// observed counts what Config.Observe was told of, by opcode, and its bytes.
@@ -295,80 +297,6 @@ func (n *node) setAlive(alive bool) {
 	n.alive.Store(alive)
 	if !alive {
 		n.until.Store(0)
-	}
-}
-
-// Alive, Range and Usable implement view.Reports.
-func (g *rig) Alive(id uint16) bool { return g.nodes[id].alive.Load() }
-
-func (g *rig) Range(p view.PartitionID, number int) view.Report {
-	for _, r := range g.nodes[p].r.Report() {
-		if r.Range == number {
-			return r.Report
-		}
-	}
-	return view.Report{Local: view.Silent}
-}
-
-func (g *rig) Usable(view.PartitionID) bool { return true }
-
-// manage computes views, tells the nodes that are alive, and gives them authority.
-func (g *rig) manage() {
-	for {
-		select {
-		case <-g.stop:
-			return
-		case <-time.After(10 * time.Millisecond):
-		}
-		g.mu.Lock()
-		if !g.frozen.Load() {
-			g.view, _ = g.view.Next(g)
-		}
-		m := &cluster.Map{View: g.view}
-		for _, n := range g.nodes {
-			if n.alive.Load() {
-				if !g.frozen.Load() {
-					n.r.SetState(m, m)
-				}
-				if g.apart.Load() {
-					time.Sleep(5 * time.Millisecond)
-				}
-				n.until.Store(clock() + int64(time.Minute))
-			}
-		}
-		if g.freezeAt != nil && g.freezeAt(g.view) {
-			g.frozen.Store(true)
-			g.freezeAt = nil
-		}
-		g.mu.Unlock()
-	}
-}
-
-// full waits until all ranges have all replicas.
-func (g *rig) full(within time.Duration) {
-	g.t.Helper()
-	for end := time.Now().Add(within); ; time.Sleep(10 * time.Millisecond) {
-		g.mu.Lock()
-		missing := 0
-		for _, c := range g.view.Chains {
-			serving := 0
-			for _, e := range c {
-				if e.State == view.Serving {
-					serving++
-				}
-			}
-			if serving < g.view.Replicas || len(c) != serving {
-				missing++
-			}
-		}
-		chains := fmt.Sprint(g.view.Chains)
-		g.mu.Unlock()
-		if missing == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			g.t.Fatalf("%d ranges are not full after %v: %s", missing, within, chains)
-		}
 	}
 }
 

@@ -40,8 +40,7 @@ func (g *Replicas) beginDrops() {
 // seeDrop tells what the views say of a range.
 func (g *Replicas) seeDrop(number int) {
 	s := replica.Standing{Version: g.active.Versions[number]}
-	s.Full = g.joined && g.newest != nil && g.newest.Versions[number] == s.Version &&
-		g.active.Epoch == g.newest.Epoch && isFull(g.active.Chains[number], g.active.Replicas)
+	s.Full = g.joined && isFull(g.active.Chains[number], g.active.Replicas)
 	for _, e := range g.active.Chains[number] {
 		s.Member = s.Member || g.joined && e.Partition == g.self
 	}
@@ -67,7 +66,8 @@ func (g *Replicas) turnDrops() (freed bool, wakeNS int64) {
 	if d.Drops == nil || g.closed {
 		return false, 0
 	}
-	authority := g.until > g.clock
+	// A newer view that does not act yet may take members away: nothing is asked for meanwhile.
+	authority := g.until > g.clock && g.newest != nil && g.newest.Epoch == g.active.Epoch
 	if !d.seen && authority == d.authority && (d.acts.WakeNS == 0 || g.clock < d.acts.WakeNS) {
 		return false, d.acts.WakeNS
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"jbofd/internal/cluster/view"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/partition"
@@ -125,6 +126,28 @@ func TestTheRoomOfRangesThatHaveMovedComesBack(t *testing.T) {
 		}
 		g.onlyMembers(20 * time.Second)
 	}
+}
+
+// nextEpoch returns the view with a newer epoch, as if a chain of other nodes had changed.
+func (g *rig) nextEpoch() *view.View {
+	v := *g.view
+	v.Epoch++
+	return &v
+}
+
+// TestRangesThatHaveMovedAreDroppedWhileOthersMove: there is a newer view all the time, which for a moment does not act
+// yet, and in which nothing of the ranges that are to be dropped has changed.
+func TestRangesThatHaveMovedAreDroppedWhileOthersMove(t *testing.T) {
+	g := setup{nodes: 4, copies: 3, ranges: testRanges, dropAfter: 200 * time.Millisecond}.rig(t)
+	g.full(20 * time.Second)
+	for i := range 200 {
+		g.putSoon(fmt.Sprint("key", i), "value", uint64(i+1))
+	}
+	g.restless.Store(true) // every 10 ms
+	drained := g.nodes[1]
+	g.setOut(drained.id)
+	g.soon("the node has no ranges", func() bool { return g.holds(drained) == 0 })
+	g.onlyMembers(20 * time.Second)
 }
 
 // TestNothingIsDroppedOfARangeThatIsNotFull: a copy is missing and nobody makes it. What a drained node has of the
