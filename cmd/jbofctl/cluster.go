@@ -25,7 +25,7 @@ func (x *cli) clusterCommands() []*cobra.Command {
 			"member", func(node string) admin.ChangeCluster { return admin.ChangeCluster{Drain: node} }),
 		x.clusterNodeCommand("join", "Give a node its share of the ranges again, after drain or leave",
 			func(node string) admin.ChangeCluster { return admin.ChangeCluster{Join: node} }),
-		x.clusterLeaveCommand(), x.clusterAcceptCommand()}
+		x.clusterLeaveCommand(), x.clusterAcceptCommand(), x.clusterLostCommand()}
 }
 
 func (x *cli) clusterInitCommand() *cobra.Command {
@@ -280,6 +280,38 @@ If any of these nodes can come back with its drives, bring it back: nothing is l
 	c.Flags().BoolVar(&what.AllLosses, "all", false, "all halted ranges")
 	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	waitFlag(c, &wait)
+	return c
+}
+
+func (x *cli) clusterLostCommand() *cobra.Command {
+	var yes bool
+	c := &cobra.Command{
+		Use:   "lost NODE...",
+		Short: "Say that all nodes that were up at last are lost for good, so that others may go on without them",
+		Long: `Say that nodes are lost for good. It is needed only if all nodes that were up at last are lost, while
+others were away: none of these may make the map, because they cannot know whether the lost ones still serve, and each
+waits for a view that admits it. The ranges of the lost ones are halted after it, and jbofctl cluster accept-loss has
+them served with what there is.
+
+The nodes must be off for sure. If one of them runs, and only its connection to etcd is broken, both it and the others
+serve from then on, and what is written on one side is lost.`,
+		Args: cobra.MinimumNArgs(1),
+	}
+	c.RunE = func(c *cobra.Command, names []string) error {
+		if !yes {
+			a, err := ask(x, c, (*admin.Client).Cluster)
+			if err != nil {
+				return err
+			}
+			text := fmt.Sprintf("Nodes %s of cluster %s are off for sure, and do not come back.",
+				strings.Join(names, ", "), a.Name)
+			if err := x.confirm(c, text, a.Name); err != nil {
+				return err
+			}
+		}
+		return x.changeCluster(c, admin.ChangeCluster{Lost: names}, false, "these nodes are not waited for any more")
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask")
 	return c
 }
 

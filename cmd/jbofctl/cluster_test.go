@@ -50,6 +50,7 @@ func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
 		{"cluster drain n1 --wait", admin.ChangeCluster{Drain: "n1"}},
 		{"cluster accept-loss --yes 3 4 --wait", admin.ChangeCluster{AcceptLoss: []int{3, 4}}},
 		{"cluster accept-loss --yes --all --wait", admin.ChangeCluster{AllLosses: true}},
+		{"cluster lost --yes n1 n3", admin.ChangeCluster{Lost: []string{"n1", "n3"}}},
 		{"cluster leave", admin.ChangeCluster{Drain: "n1"}},
 		{"cluster join n2 --wait", admin.ChangeCluster{Join: "n2"}},
 		{"cluster replicas 3 --wait", admin.ChangeCluster{Replicas: 3}},

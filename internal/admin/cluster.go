@@ -132,6 +132,8 @@ type ChangeCluster struct {
 	// AcceptLoss are halted ranges whose data are given up, so that they are served again by others. AllLosses: all.
 	AcceptLoss []int `json:"acceptLoss,omitempty"`
 	AllLosses  bool  `json:"allLosses,omitempty"`
+	// Lost are nodes that have ended for good, so that they need not be waited for when nobody else may make the map.
+	Lost []string `json:"lost,omitempty"`
 	// Drain is a node that is to have no ranges, Join one that is to have its share again.
 	Drain string `json:"drain,omitempty"`
 	Join  string `json:"join,omitempty"`

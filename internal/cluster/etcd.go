@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"jbofd/internal/cluster/view"
@@ -430,13 +431,15 @@ func (n *Node) campaign(out *Actions) {
 }
 
 // eligible reports whether the newest view allows the node to be the manager: it admits the process, or an earlier one
-// of the node, which has ended. So whoever relies on the promises of all admitted nodes relies on this one's, too.
+// of the node, which has ended. So whoever relies on the promises of all admitted nodes relies on this one's, too. If
+// an operator says that all of them have ended, nobody does.
 func (n *Node) eligible() bool {
-	empty := true
-	for _, i := range n.newest.Admitted {
-		empty = empty && i == 0
+	if n.newest.admits(n.cfg.Incarnation) || n.newest.admitsEarlier(n.cfg.Incarnation) {
+		return true
 	}
-	return empty || n.newest.admits(n.cfg.Incarnation) || n.newest.admitsEarlier(n.cfg.Incarnation)
+	return !slices.ContainsFunc(n.newest.Admitted, func(i Incarnation) bool {
+		return i != 0 && !slices.Contains(n.etcd.settings.Lost, i)
+	})
 }
 
 // tookOver takes the outcome of a takeover.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"strings"
 
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/uuid"
@@ -59,6 +60,9 @@ type Settings struct {
 	// Losses are halted ranges whose data an operator has given up. One whose chain has another version by now says
 	// nothing any more.
 	Losses []Loss
+	// Lost are processes of which an operator says that they have ended and do not come back: what they could do as
+	// managers keeps no other node from becoming one.
+	Lost []Incarnation
 }
 
 // Loss is a range with the version of its chain.
@@ -207,6 +211,10 @@ func (s *Settings) Encode() []byte {
 	for _, l := range s.Losses {
 		b = le.AppendUint32(le.AppendUint32(b, l.Range), l.Version)
 	}
+	b = binary.AppendUvarint(b, uint64(len(s.Lost)))
+	for _, i := range s.Lost {
+		b = le.AppendUint64(b, uint64(i))
+	}
 	return seal(b)
 }
 
@@ -228,6 +236,9 @@ func DecodeSettings(b []byte) (*Settings, error) {
 	}
 	for range d.count(8) {
 		s.Losses = append(s.Losses, Loss{Range: d.u32(), Version: d.u32()})
+	}
+	for range d.count(8) {
+		s.Lost = append(s.Lost, Incarnation(d.u64()))
 	}
 	if s.Replicas < 1 || s.Replicas > view.MaxReplicas || s.Cluster.IsZero() {
 		return nil, fmt.Errorf("%w: cluster %s with %d replicas, want a UUID and 1 to 5", ErrForeign, s.Cluster,
@@ -332,6 +343,8 @@ func Init(s Settings, hashSeed uint64, ranges int) (compare []Compare, put []Put
 type Records struct {
 	Settings *Settings
 	Map      *Map
+	// Registered are the names of the nodes that run, or have ended less than five leases ago.
+	Registered []string
 	// revision is that of the settings.
 	revision int64
 }
@@ -349,6 +362,10 @@ func ReadRecords(keys []KeyValue) (*Records, error) {
 			r.revision = kv.Revision
 		case keyView:
 			r.Map, err = DecodeMap(kv.Value)
+		default:
+			if name, ok := strings.CutPrefix(kv.Key, keyNodes); ok {
+				r.Registered = append(r.Registered, name)
+			}
 		}
 		if err != nil {
 			return nil, err

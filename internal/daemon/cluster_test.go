@@ -304,6 +304,8 @@ func changing(t *testing.T, nodes []*node) {
 	ask(admin.ChangeCluster{Drain: "n3"}, "")
 	ask(admin.ChangeCluster{Drain: "n2"}, "without n2, nodes that may have ranges: 1, replicas: 2")
 	ask(admin.ChangeCluster{AllLosses: true}, "no range is halted")
+	ask(admin.ChangeCluster{Lost: []string{"n9"}}, "must be one that the newest view counts as up: n1, n2, n3")
+	ask(admin.ChangeCluster{Lost: []string{"n2"}}, "runs, or has ended a moment ago")
 	agree(t, "n3 is drained", nodes, func(a admin.Cluster) error {
 		if !a.Nodes[2].Out || a.Nodes[0].Out {
 			return fmt.Errorf("%+v", a.Nodes)
@@ -507,80 +509,5 @@ func TestADaemonRunsItsServerOfEtcd(t *testing.T) {
 	}
 	if _, err := os.Stat(w.path("etcd")); err != nil {
 		t.Errorf("the data of etcd are not in the data directory: %v", err)
-	}
-}
-
-// TestALossIsAcceptedByACommand: some ranges have no copy but that of a node that does not return. When it does after
-// all, it is filled with what the others have by then.
-func TestALossIsAcceptedByACommand(t *testing.T) {
-	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
-	hosts := clusterHosts(2)
-	var worlds []*world
-	for i := range hosts {
-		worlds = append(worlds, newWorld(t))
-		worlds[i].configureNode(hosts, i, "demo", etcd.URL, onePartition)
-	}
-	nodes := []*node{worlds[0].mustStart(), worlds[1].mustStart()}
-	if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: 1}); err != nil {
-		t.Fatal(err)
-	}
-	even := func(a admin.Cluster) error {
-		if a.Ranges.Full != 64 || a.Nodes[0].Replicas != 32 || a.Nodes[1].Replicas != 32 {
-			return fmt.Errorf("%+v", a)
-		}
-		return nil
-	}
-	agree(t, "both nodes have half of the ranges", nodes, even)
-	if err := nodes[1].stop(); err != nil {
-		t.Fatal(err)
-	}
-	agree(t, "half of the ranges are halted", nodes[:1], func(a admin.Cluster) error {
-		if a.Ranges.Full != 32 || a.Ranges.Halted != 32 {
-			return fmt.Errorf("%+v", a)
-		}
-		return nil
-	})
-	chains, err := nodes[0].admin.Chains(t.Context(), -1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	one := map[string]int{}
-	for _, c := range chains.Items {
-		one[c.State] = c.Range
-	}
-	accept := func(refusal string, ranges ...int) {
-		t.Helper()
-		_, err := nodes[0].admin.ChangeCluster(t.Context(), admin.ChangeCluster{AcceptLoss: ranges})
-		if (err == nil) != (refusal == "") || err != nil && !strings.Contains(err.Error(), refusal) {
-			t.Errorf("the loss of %v is accepted: %v, want %q", ranges, err, refusal)
-		}
-	}
-	accept("is not halted", one["full"])
-	accept("must be 0 to 63", 64)
-	accept("", one["halted"])
-	agree(t, "one range more is served", nodes[:1], func(a admin.Cluster) error {
-		if a.Ranges.Full != 33 || a.Ranges.Halted != 31 {
-			return fmt.Errorf("%+v", a)
-		}
-		return nil
-	})
-	if _, err := nodes[0].admin.ChangeCluster(t.Context(), admin.ChangeCluster{AllLosses: true}); err != nil {
-		t.Fatal(err)
-	}
-	agree(t, "all ranges are served", nodes[:1], func(a admin.Cluster) error {
-		if a.Ranges.Full != 64 {
-			return fmt.Errorf("%+v", a)
-		}
-		return nil
-	})
-	ns := keysOf(nodes[:1])
-	for i := range 20 {
-		ns.stored(t, fmt.Sprint("key", i), fmt.Sprint("value", i))
-	}
-	nodes[1] = worlds[1].mustStart()
-	agree(t, "both nodes have half of the ranges again", nodes, even)
-	ns = keysOf(nodes)
-	for i := range 20 {
-		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 1)
 	}
 }

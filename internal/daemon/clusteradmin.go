@@ -138,7 +138,7 @@ func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) erro
 		return c.explain(err)
 	}
 	n.log.Info("the settings of the cluster were changed", "cluster", c.cfg.Name, "replicas", what.Replicas, "drain",
-		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses)
+		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses, "lost", what.Lost)
 	return nil
 }
 
@@ -171,6 +171,9 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 		r.Settings.Out = append(r.Settings.Out, what.Drain)
 	}
 	if err := acceptLosses(r, what); err != nil {
+		return err
+	}
+	if err := loseNodes(r, what.Lost); err != nil {
 		return err
 	}
 	if what.Join != "" {
@@ -210,6 +213,41 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 		}
 	}
 	r.Settings.Losses = losses
+	return nil
+}
+
+// loseNodes adds the processes to the settings of which an operator says that they have ended for good. While one of
+// those that the newest view admits may run, there is no need for it.
+func loseNodes(r *cluster.Records, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	var lost []cluster.Incarnation
+	var up []string
+	for i, node := range r.Map.Nodes {
+		if r.Map.Admitted[i] != 0 {
+			up = append(up, node.Name)
+			if slices.Contains(names, node.Name) {
+				lost = append(lost, r.Map.Admitted[i])
+			}
+		}
+	}
+	for _, name := range names {
+		switch {
+		case !slices.Contains(up, name):
+			return fmt.Errorf("node is %q, must be one that the newest view counts as up: %s", name,
+				strings.Join(up, ", "))
+		case slices.Contains(r.Registered, name):
+			return fmt.Errorf("node %q runs, or has ended a moment ago: stop it, and wait some seconds", name)
+		}
+	}
+	missing := slices.DeleteFunc(up, func(name string) bool { return slices.Contains(names, name) })
+	if len(missing) > 0 {
+		return fmt.Errorf("nodes that the newest view counts as up, and that are not said to be lost: %s. Any of them "+
+			"gives up the lost ones by itself when it is back; if they are lost, too, name all of them",
+			strings.Join(missing, ", "))
+	}
+	r.Settings.Lost = lost // those of earlier views say nothing any more
 	return nil
 }
 

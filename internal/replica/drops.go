@@ -178,9 +178,9 @@ func (d *Drops) Stats() DropStats {
 	return s
 }
 
-// Turn asks for what is to be done next. authority: the node has authority, so that no newer view acts than it knows, and
-// it knows of none that is to act. Without, nothing is asked for; the time of a range goes on all the same, because a
-// chain with the same Version has not changed meanwhile.
+// Turn asks for what is to be done next. authority: the node has authority, so that no newer view acts than it knows,
+// and it knows of none that is to act. Without, nothing is asked for; the time of a range goes on all the same, because
+// a chain with the same Version has not changed meanwhile.
 func (d *Drops) Turn(now int64, authority bool, out *DropActions) {
 	if len(d.dropping) > 0 && now >= d.pollNS {
 		d.poll(now, out)
