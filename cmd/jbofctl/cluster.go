@@ -295,9 +295,11 @@ them served with what there is.
 
 The nodes must be off for sure. If one of them runs, and only its connection to etcd is broken, both it and the others
 serve from then on, and what is written on one side is lost.`,
-		Args: cobra.MinimumNArgs(1),
 	}
 	c.RunE = func(c *cobra.Command, names []string) error {
+		if len(names) == 0 {
+			return usagef("%s needs the names of the lost nodes", nameOf(c))
+		}
 		if !yes {
 			a, err := ask(x, c, (*admin.Client).Cluster)
 			if err != nil {

@@ -50,7 +50,6 @@ func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
 		{"cluster drain n1 --wait", admin.ChangeCluster{Drain: "n1"}},
 		{"cluster accept-loss --yes 3 4 --wait", admin.ChangeCluster{AcceptLoss: []int{3, 4}}},
 		{"cluster accept-loss --yes --all --wait", admin.ChangeCluster{AllLosses: true}},
-		{"cluster lost --yes n1 n3", admin.ChangeCluster{Lost: []string{"n1", "n3"}}},
 		{"cluster leave", admin.ChangeCluster{Drain: "n1"}},
 		{"cluster join n2 --wait", admin.ChangeCluster{Join: "n2"}},
 		{"cluster replicas 3 --wait", admin.ChangeCluster{Replicas: 3}},
@@ -71,6 +70,16 @@ func TestAChangeOfTheClusterCanBeWaitedFor(t *testing.T) {
 				t.Errorf("%s: the daemon is asked for %+v, want %+v", c.line, got, c.want)
 			}
 		}
+	}
+}
+
+func TestLostNodesAreNamedToTheDaemon(t *testing.T) {
+	s, changes := moving(t, 10)
+	if code, _, errs := run(t, "cluster", "lost", "--yes", "n1", "n3", "--socket", s); code != 0 {
+		t.Fatalf("exit status %d, %s", code, errs)
+	}
+	if got := <-changes; !reflect.DeepEqual(got, admin.ChangeCluster{Lost: []string{"n1", "n3"}}) {
+		t.Errorf("the daemon is asked for %+v", got)
 	}
 }
 

@@ -78,12 +78,17 @@ func (n *Node) stop() {
 		n.log.Info("stopped")
 		return
 	}
+	busy := n.busyDrives()
 	select {
 	case <-changed:
 		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
 		// acknowledged only once it was as durable as promised.
-		n.log.Error("a drive has not answered within the time limit; stopped without closing it", "ssds",
-			n.busyDrives())
+		if len(busy) > 0 {
+			n.log.Error("a drive has not answered within the time limit; stopped without closing it", "ssds", busy)
+		} else {
+			n.log.Error("connections or the membership of the cluster have not ended within the time limit; stopped " +
+				"without closing what is left")
+		}
 	default:
 		n.log.Error("a change of the configuration has not ended within the time limit; stopped without closing the " +
 			"drives")
