@@ -38,6 +38,8 @@ func (s *Store) apply(i, oi int32) bool {
 		seg.Complete()
 		o.used = true
 		return true
+	case Settle:
+		return s.applySettle(a, o)
 	case opMove:
 		return s.applyMove(a, o)
 	case opExpire:
@@ -51,6 +53,11 @@ func (s *Store) apply(i, oi int32) bool {
 			o.status = Corrupt // the record that could not be read has what is to be dropped
 		}
 		return seg.Vacant() && a.bytes > 0 // splits have taken all keys of the record, and nobody else may write it
+	}
+	if o.sound && seg.Lossy() {
+		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
+		o.status = Corrupt
+		return false
 	}
 	at, number := seg.FindNumber(o.key[:o.keyLen])
 	o.item = int16(number)

@@ -64,6 +64,7 @@ type op struct {
 	id            Identity
 	tombstone     bool
 	full          bool // there was no room for it
+	sound         bool // Request.Sound
 	expires       uint32
 	want, version uint64
 	// given is Request.Given. Such an op brings its identity as an entry of a CopyIn does.

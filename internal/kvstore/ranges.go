@@ -20,7 +20,7 @@ const (
 const MaxRangeBytes = lookup.MaxRangeBytes
 
 // IsRange reports whether an Op is about a range of positions.
-func (o Op) IsRange() bool { return o >= Scan && o <= Drop }
+func (o Op) IsRange() bool { return o >= Scan && o <= Settle }
 
 // readsRange reports whether an Op returns an nvme.KVRange.
 func (o Op) readsRange() bool { return o >= Scan && o <= Digest }
@@ -32,6 +32,8 @@ func (s *Store) submitRange(r *Request) bool {
 		return s.submitDrop(r)
 	case r.Op == CopyIn:
 		return s.submitCopyIn(r)
+	case r.Op == Settle:
+		return s.submitSettle(r)
 	}
 	op := [...]lookup.Op{Scan: lookup.Scan, CopyOut: lookup.CopyOut, Count: lookup.Count, Digest: lookup.Digest}[r.Op]
 	in := r.Range.At(s.hashSeed, r.Key)

@@ -60,6 +60,11 @@ const (
 	// takes no longer if the range has more. Space is reclaimed in the background. The status is NoMemory if the store
 	// has too many Drops at the moment.
 	Drop
+	// Settle tells of the segment of the position Range.First: Reply.ValueLen is how many high bits of a position say
+	// that it belongs to the segment. If the segment has lost keys, Reply.Version is not 0. A Settle with that Version
+	// accepts the loss: of the keys that are not known none exists. The status is Superseded, and nothing has changed,
+	// if more was lost since, or if the segment has more positions than those with Range.Width such bits.
+	Settle
 
 	opMove    // copy a live value out of a chunk that is compacted
 	opRewrite // write a live segment again, for the same reason
@@ -186,6 +191,10 @@ type Request struct {
 	// version at least as high. The ID is looked for only if it is a Retry. A Delete without a Condition leaves its
 	// Tombstone also if the key does not exist. IfNewer is no Condition of such a request.
 	Given uint64
+	// Sound: a Get, Put or Delete ends with Corrupt, and nothing has changed, if the key's segment has lost keys.
+	// Without it what is known of a key counts. But where writes come in another order than that of their versions, as
+	// with Given, the newest one may be lost, and an older one known that came later.
+	Sound bool
 	// Restore: a CopyIn also stores objects of keys that do not exist but had a newer version of which identities are
 	// left, with a new version. Tombstones count nevertheless.
 	Restore bool

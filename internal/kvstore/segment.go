@@ -181,8 +181,8 @@ type unreadables struct {
 	last [8]unreadable
 	// any: there is one in last.
 	any bool
-	// reads is the number of reads of segments that have succeeded.
-	reads uint64
+	// reads is the number of reads of segments that have succeeded, losses how often one was found lost.
+	reads, losses uint64
 }
 
 // unreadable is a segment that was read in vain, tries times since sinceNS. reads is unreadables.reads at that time.
@@ -236,6 +236,7 @@ const maxTries = 3
 // the rest is lost. The record is replaced when a writer changes the segment. Its length is not known, so that it stays
 // counted in its chunk.
 func (s *Store) lose(i int32) {
+	s.unreadable.losses++
 	s.blank(i)
 	format.Segment(s.segs[i].buf).SetLossy(true)
 }

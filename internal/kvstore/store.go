@@ -437,7 +437,7 @@ func (s *Store) Submit(r *Request) bool {
 		return s.submitRange(r)
 	case r.Op != Put && r.Op != Delete:
 		return s.reads.Begin(&lookup.Request{Op: lookups[r.Op], Tag: r.Tag, Tenant: r.Tenant, Key: r.Key,
-			Value: r.Value, Room: r.Room})
+			Value: r.Value, Room: r.Room, Sound: r.Sound})
 	case s.freeOps.N == 0 || r.Op == Put && s.freeOps.N <= s.keptForDeletes():
 		return false
 	}
@@ -465,7 +465,7 @@ func (s *Store) beginWrite(i int32, r *Request, copyIn uint8, full bool) {
 	o := &s.ops[i]
 	*o = op{} // in place: a literal with fields would be made elsewhere and copied, and that waits for it to be written
 	o.kind, o.cond, o.tag, o.tenant, o.background = r.Op, r.Condition, r.Tag, r.Tenant, r.Background
-	o.copyIn, o.full, o.parts[0], o.parts[1] = copyIn, full, noPart, noPart
+	o.copyIn, o.full, o.sound, o.parts[0], o.parts[1] = copyIn, full, r.Sound, noPart, noPart
 	o.keyLen, o.hash = uint8(len(r.Key)), format.HashKey(s.hashSeed, r.Key)
 	o.id, o.tombstone, o.expires, o.want = r.ID, r.Tombstone && r.Op == Delete, r.Expires, r.Version
 	o.give(r.Given)

@@ -47,8 +47,8 @@ type Request struct {
 	KeepSeconds uint32
 	// Background: what a Request for a range does to the drive is paid for as compaction is, and not by the tenant.
 	Background bool
-	// Restore is that of the kvstore.Request.
-	Restore bool
+	// Restore and Sound are those of the kvstore.Request.
+	Restore, Sound bool
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.

@@ -66,6 +66,8 @@ type Request struct {
 	// Room, if set, is called when a Get has found that its value is longer than Value, before the value is read. It
 	// returns memory for it. If it returns nil, the Request ends as Found and nothing is copied.
 	Room func(length int) []byte
+	// Sound: of a segment that has lost keys nothing counts.
+	Sound bool
 	// Range is for Scan, CopyOut, Count and Digest.
 	Range Range
 	// Background: the store's background work pays, not the tenant.
@@ -153,9 +155,9 @@ type op struct {
 	key    [format.MaxKey]byte
 	tag    uint64
 	tenant tenant.ID
-	// background: the store's background work pays.
-	background bool
-	hash       uint64
+	// background: the store's background work pays. sound is Request.Sound.
+	background, sound bool
+	hash              uint64
 	// value is the request's memory, length the length of the whole value.
 	value  []byte
 	room   func(length int) []byte
@@ -235,7 +237,7 @@ func (m *Machine) Begin(r *Request) bool {
 	buf, pieces := o.buf, o.pieces[:0]
 	*o = op{} // in place: a literal with fields would be made elsewhere and copied
 	o.kind, o.tag, o.tenant, o.background, o.big = r.Op, r.Tag, r.Tenant, r.Background, none
-	o.value, o.room, o.buf, o.pieces = r.Value, r.Room, buf, pieces
+	o.value, o.room, o.buf, o.pieces, o.sound = r.Value, r.Room, buf, pieces, r.Sound
 	o.keyLen, o.hash = uint8(copy(o.key[:], r.Key)), format.HashKey(m.HashSeed, r.Key)
 	switch {
 	case o.kind == List:
@@ -389,7 +391,7 @@ func (m *Machine) lookupRead(i int32) {
 	if seg == nil {
 		return
 	}
-	if at == 0 && seg.Lossy() {
+	if (at == 0 || o.sound) && seg.Lossy() {
 		m.lost(i)
 		return
 	}

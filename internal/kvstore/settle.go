@@ -1,0 +1,50 @@
+package kvstore
+
+import (
+	"math/bits"
+
+	"jbofd/internal/kvstore/format"
+)
+
+// A segment that has lost keys is complete again when everything has been copied in that another store has in its
+// positions, because whatever was written meanwhile is known. Whoever copies asks twice with a Settle:
+//
+//	Settle, Version 0 ──> lossy? how many bits of a position?   the record is replaced, so that what is written to
+//	                      and a Version                         the segment from now on is part of it
+//	CopyIn …
+//	Settle, Version ────> the segment is complete
+//
+// The Version counts the losses of the store. If another record was lost meanwhile, that may be one with some of the
+// copies: then the Settle ends with Superseded, and the segment stays lossy.
+
+// submitSettle takes a Settle.
+func (s *Store) submitSettle(r *Request) bool {
+	if s.freeOps.N == 0 {
+		return false
+	}
+	i := s.opLinks.Pop(&s.freeOps)
+	s.ops[i] = op{kind: Settle, ready: true, tag: r.Tag, tenant: r.Tenant, background: r.Background,
+		hash: bits.Reverse64(r.Range.First), want: r.Version, slot: r.Range.Width, parts: [2]part{noPart, noPart}}
+	s.dispatch(i)
+	return true
+}
+
+// applySettle tells of a segment, or makes it complete, and reports whether it must be written.
+func (s *Store) applySettle(a *activeSeg, o *op) bool {
+	seg := format.Segment(a.buf)
+	width := s.tbl.Bits(a.number)
+	o.valueLen = uint32(width)
+	switch {
+	case !seg.Lossy():
+		return false
+	case o.want == 0:
+		o.version = s.unreadable.losses + 1
+		return a.bytes == 0
+	case o.want != s.unreadable.losses+1 || a.bytes == 0 || width < int(o.slot):
+		o.status = Superseded
+		return false
+	}
+	seg.Complete()
+	s.sweepNow()
+	return true
+}

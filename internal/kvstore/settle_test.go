@@ -1,0 +1,98 @@
+package kvstore
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+	"testing"
+
+	"jbofd/internal/kvstore/format"
+	"jbofd/internal/nvme"
+)
+
+// settle makes a Settle of the segment of a key, and returns its Reply.
+func (d *lossyRig) settle(t *testing.T, key []byte, version uint64, width uint8) Reply {
+	t.Helper()
+	var got *Reply
+	d.s.Submit(&Request{Op: Settle, Tag: 99, Version: version,
+		Range: Range{First: bits.Reverse64(format.HashKey(d.s.hashSeed, key)), Width: width}})
+	for range 1000 {
+		d.s.Turn(d.now, &d.act)
+		for _, p := range d.act.Replies {
+			if p.Tag == 99 {
+				got = &p
+			}
+		}
+		d.act.Replies = d.act.Replies[:0]
+		if got != nil {
+			return *got
+		}
+		d.transfer()
+	}
+	t.Fatal("a Settle has no Reply")
+	return Reply{}
+}
+
+// TestALossIsSettledByACopy: what a segment has lost is copied in, and then nothing of it is unknown any more, also
+// after a restart. What was written and deleted meanwhile is newer than the copy.
+func TestALossIsSettledByACopy(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	d.flip() // undone
+	value := make([]byte, 1<<20)
+	d.one(t, Request{Op: CopyOut, Range: Range{Last: math.MaxUint64}, Value: value}, OK)
+	b := nvme.KVRange(value)
+	b = b[:b.LenBytes()]
+	if !b.Complete() {
+		t.Fatal("the copy has not everything")
+	}
+	if p := d.settle(t, d.keys[0], 0, 0); p.Status != OK || p.Version != 0 {
+		t.Fatalf("of a sound segment: %+v", p)
+	}
+	d.flip()
+	k, absent := d.keys, d.absent
+	first := d.settle(t, k[0], 0, 0)
+	if first.Status != OK || first.Version == 0 || first.ValueLen != 6 && first.ValueLen != 7 {
+		t.Fatalf("of a damaged segment: %+v", first)
+	}
+	newest := d.s.clock + 1
+	d.one(t, Request{Op: Put, Key: k[1], Value: []byte("new"), Given: newest}, OK)
+	d.one(t, Request{Op: Delete, Key: k[2], Tombstone: true, Given: newest + 1}, OK)
+	d.one(t, Request{Op: CopyIn, Value: b}, OK)
+	d.get(t, absent[0], Corrupt)
+
+	// Another loss may be one of what was copied.
+	at, _ := d.s.Place(k[0])
+	d.disk[at+format.SegmentHeaderBytes] ^= 1
+	d.get(t, k[0], Corrupt)
+	if p := d.settle(t, k[0], first.Version, 0); p.Status != Superseded {
+		t.Fatalf("after another loss: %+v", p)
+	}
+	d.get(t, k[0], Corrupt)
+	again := d.settle(t, k[0], 0, 0)
+	d.one(t, Request{Op: Put, Key: k[1], Value: []byte("new"), Given: newest + 3}, OK)
+	d.one(t, Request{Op: Delete, Key: k[2], Tombstone: true, Given: newest + 4}, OK)
+	d.one(t, Request{Op: CopyIn, Value: slices.Clone(b)}, OK)
+	if p := d.settle(t, k[0], again.Version, uint8(again.ValueLen+1)); p.Status != Superseded {
+		t.Fatalf("of a longer segment: %+v", p)
+	}
+	// The table has grown, so that there may be two segments.
+	for _, key := range append(slices.Clone(k), absent...) {
+		if p := d.settle(t, key, again.Version, uint8(again.ValueLen)); p.Status != OK {
+			t.Fatalf("a Settle: %+v", p)
+		}
+	}
+	for _, restart := range []string{"", "clean", "crash"} {
+		if restart != "" {
+			d.reopen(t, restart == "clean")
+		}
+		for i, key := range k {
+			d.get(t, key, map[bool]Status{true: NotFound, false: OK}[i == 2])
+		}
+		for _, key := range absent {
+			d.get(t, key, NotFound)
+		}
+		if p := d.settle(t, k[0], 0, 0); p.Status != OK || p.Version != 0 {
+			t.Fatalf("of a settled segment: %+v", p)
+		}
+	}
+}
