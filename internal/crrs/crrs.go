@@ -62,6 +62,23 @@ type Role struct {
 	Predecessor, Successor Peer
 	// ChainTail answers reads of dirty keys; NoPeer: the replica itself, or it is filled.
 	ChainTail Peer
+	// Others are the other members that serve, NumOthers of them, first the ChainTail if that is among them. They are
+	// asked for what the store cannot read.
+	Others    [MaxOthers]Peer
+	NumOthers uint8
+}
+
+// MaxOthers is how many members a chain has at most besides a replica.
+const MaxOthers = 5
+
+// isOther reports whether another replica serves.
+func (r *Role) isOther(p Peer) bool {
+	for _, o := range r.Others[:r.NumOthers] {
+		if o == p {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *Role) head() bool { return r.Predecessor == NoPeer }
@@ -100,6 +117,8 @@ const (
 	Unavailable
 	// Unknown: it is not known whether the write was, or will be, done.
 	Unknown
+	// Unreadable: neither this replica nor another one that serves can read the value.
+	Unreadable
 )
 
 // Identity names a write, so that it is done once although it is sent twice. A zero Client is no identity.
@@ -192,6 +211,8 @@ const (
 	Declined
 	// Failed: the store has failed. The replica serves no longer (Actions.Damaged).
 	Failed
+	// StoreUnreadable is of a Get, or a RangeOp: the store has lost something, or cannot read it. Others are asked.
+	StoreUnreadable
 )
 
 // MessageKind is the kind of a Message.
@@ -274,6 +295,8 @@ type Actions struct {
 	Replies []Reply
 	// Released names the memory of values of Writes, Forwards and Batches that are not needed any more: Mem.
 	Released []uint32
+	// Repairs are what has become of things that the store could not read.
+	Repairs []RepairEvent
 	// Complete: the replica has been filled. The node must report that (Replica.Complete).
 	Complete bool
 	// Damaged: the store has failed. The node must report that the range is incomplete, and the replica does nothing

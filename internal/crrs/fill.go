@@ -56,8 +56,14 @@ const (
 	Digest RangeKind = iota
 	// CopyOut sets To, Last and Data: the objects behind From, as many as make a batch. What is lost makes it fail.
 	CopyOut
-	// CopyIn makes the store have, behind From and up to To, what is in Data and what has a version above Clock.
+	// CopyIn makes the store have, behind From and up to To, what is in Data and what has a version above Clock. With a
+	// Clock of 0 it adds what is newer than what the store has.
 	CopyIn
+	// Settle looks at the segment of the store that First is in. It sets Width to how many high bits of a position say
+	// that it is in that segment, and Clock to other than 0 if the segment has lost something. With that Clock, it
+	// accepts the loss, unless the segment has more positions than those with the same Width high bits, or more was
+	// lost since: then its status is Superseded.
+	Settle
 )
 
 // RangeOp is an operation of the partition's store on a part of the range. It is background work. The driver sets the
@@ -73,6 +79,13 @@ type RangeOp struct {
 	Data []byte
 	// Mem is that of the Batch.
 	Mem uint32
+	// Width is that of a Settle.
+	Width uint8
+	// Lost: LostAt is a position of what the store could not read. It is for StoreUnreadable.
+	Lost   bool
+	LostAt uint64
+	// repairs: the asker repairs what it cannot read.
+	repairs bool
 	// asker is the member that has asked, or NoPeer for the replica itself; tag and epoch are those of its message.
 	asker      Peer
 	tag, epoch uint64
@@ -159,7 +172,10 @@ func (r *Replica) askAgain() {
 }
 
 // noteLost notes that what was asked for, by the tag of the message, will not be answered.
-func (r *Replica) noteLost(tag uint64) {
+func (r *Replica) noteLost(tag uint64, out *Actions) {
+	if isRepair(tag) {
+		r.repairRefused(tag, false, out)
+	}
 	if t := r.pass.taskOf(tag, taskAsked); t != nil {
 		t.lost = true
 	}
@@ -216,6 +232,9 @@ func (r *Replica) beginPass() bool {
 			return false
 		}
 	}
+	if r.repairing() {
+		return false
+	}
 	r.pass.clock = r.clock
 	t := &r.pass.tasks[0]
 	*t = task{state: taskWanted, Part: Part{First: r.first, Bits: r.bits}, attempt: t.attempt}
@@ -255,12 +274,16 @@ func (p *pass) taskOf(tag uint64, state taskState) *task {
 func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 	asked := r.role.tail() && from == r.role.Successor
 	answered := r.role.Filling && from == r.role.Predecessor
+	repairs := !r.role.Filling && r.role.isOther(from)
 	op := RangeOp{Part: *m.Part, Room: m.Len, asker: NoPeer, tag: m.Tag, epoch: m.Epoch}
 	switch {
 	case m.Kind == Compare && asked:
 		op.Kind, op.asker = Digest, from
-	case m.Kind == Fetch && asked:
-		op.Kind, op.asker = CopyOut, from
+	case m.Kind == Fetch && (asked || repairs):
+		op.Kind, op.asker, op.repairs = CopyOut, from, repairs
+	case m.Kind == Batch && isRepair(m.Tag):
+		r.receiveRepair(m, out)
+		return
 	case m.Kind == Sums && answered:
 		t := r.pass.taskOf(m.Tag, taskAsked)
 		switch {
@@ -295,11 +318,19 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	switch {
 	case r.damaged:
+	case op.asker == NoPeer && isRepair(op.tag):
+		r.repaired(op, st, out)
+	case op.asker == NoPeer && st == StoreUnreadable:
+		r.passLost(op, out)
+	case st == StoreUnreadable:
+		if op.Lost {
+			r.Repair(op.LostAt, out)
+		}
 	case st != Done:
 		r.fail(out)
 	case op.asker != NoPeer:
 		// Another view may have come meanwhile: then the member asks again.
-		if op.epoch == r.role.Epoch && r.role.tail() && op.asker == r.role.Successor {
+		if op.epoch == r.role.Epoch && (op.repairs || r.role.tail() && op.asker == r.role.Successor) {
 			kind := Sums
 			if op.Kind == CopyOut {
 				kind = Batch

@@ -227,7 +227,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 			p.r.Receive(s.To, &Message{Kind: Answer, Epoch: s.Epoch, Tag: s.Tag, Status: Unavailable}, out)
 			return
 		case asks:
-			p.r.noteLost(s.Tag)
+			p.r.noteLost(s.Tag, out)
 		}
 		p.fallShort(s.To)
 		return
@@ -358,13 +358,19 @@ func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 			m.Status = NotFound
 		case nvme.KVWrongView:
 			m.Status = WrongView
+		case nvme.UnrecoveredReadError:
+			m.Status = Unreadable
 		}
+	case q.kind == Fetch && isRepair(q.tag) && st != nvme.Success:
+		p.r.repairRefused(q.tag, st == nvme.UnrecoveredReadError, out)
+		out.free(o.Mem)
+		return
 	case st == nvme.KVWrongView:
 		// One of the two has an older view. It adopts the newer one in time, and asks for what it has missed then.
 		out.free(o.Mem)
 		return
 	case st != nvme.Success:
-		p.r.noteLost(q.tag)
+		p.r.noteLost(q.tag, out)
 		t.Repeat = append(t.Repeat, q.to)
 		out.free(o.Mem)
 		return
@@ -387,7 +393,7 @@ func (p *Port) Failed(tag uint32, out *Actions, t *Traffic) {
 	case Ship:
 		p.r.Receive(q.to, &Message{Kind: Answer, Epoch: q.epoch, Tag: q.tag, Status: Unavailable}, out)
 	case Compare, Fetch:
-		p.r.noteLost(q.tag)
+		p.r.noteLost(q.tag, out)
 	}
 }
 

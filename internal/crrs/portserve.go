@@ -11,6 +11,7 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	k, role := c.SQE.KVReplica(), &p.r.role
 	m := Message{Epoch: uint64(k.Epoch()), Seq: k.Mark(), Payer: c.Payer}
 	asked, fits := p.r.role.tail() && from == role.Successor, false
+	serves := !role.Filling && role.isOther(from) // it is a repair
 	switch c.SQE.Opcode() {
 	case nvme.CmdKVForward:
 		m.Kind, fits = Forward, from == role.Predecessor
@@ -19,11 +20,11 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	case nvme.CmdKVSync:
 		m.Kind, fits = Sync, from == role.Successor
 	case nvme.CmdKVShip:
-		m.Kind, fits = Ship, role.tail()
+		m.Kind, fits = Ship, role.tail() || serves
 	case nvme.CmdKVCompare:
 		m.Kind, fits = Compare, asked
 	case nvme.CmdKVFetch:
-		m.Kind, fits = Fetch, asked
+		m.Kind, fits = Fetch, asked || serves
 	}
 	if !fits || p.r.damaged || !role.Member || m.Epoch != role.Epoch || from == NoPeer {
 		if m.Kind == Forward {
@@ -203,6 +204,8 @@ func (p *Port) answerMessage(m *Message, t *Traffic) {
 	case m.Status == WrongView:
 		p.refuseView(i, t)
 		return
+	case m.Status == Unreadable:
+		a.Status = nvme.UnrecoveredReadError | nvme.DNR
 	default:
 		a.Status = nvme.NamespaceNotReady // without DNR: the sender may ask again
 	}

@@ -24,8 +24,13 @@ type read struct {
 	version uint64
 	length  int
 	expires uint32
-	// shipped is Replica.shipped when it was shipped.
+	// shipped is Replica.shipped when it was shipped, to whom.
 	shipped uint32
+	to      Peer
+	// unreadable: the store cannot read the value. tried is how many of Role.Others were asked then, and refused says
+	// that one of them could not answer at the moment.
+	unreadable, refused bool
+	tried               uint8
 }
 
 // Read takes a client's read.
@@ -38,7 +43,7 @@ func (r *Replica) Read(q Read, out *Actions) {
 	default:
 		i := r.takeRead(q, NoPeer, 0)
 		if !r.role.tail() && r.isDirty(q.Key) {
-			r.ship(i, out)
+			r.ship(i, r.role.ChainTail, out)
 		} else {
 			r.fetch(i, out)
 		}
@@ -63,25 +68,42 @@ func (r *Replica) fetch(i int32, out *Actions) {
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: q.Tag, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
 }
 
-// ship asks the ChainTail.
-func (r *Replica) ship(i int32, out *Actions) {
+// ship asks another member, the ChainTail if the key is dirty.
+func (r *Replica) ship(i int32, to Peer, out *Actions) {
 	q := r.reads.At(i)
-	q.state = readShipped
+	q.state, q.to = readShipped, to
 	r.shipped++
 	q.shipped = r.shipped
-	r.send(r.role.ChainTail, Message{Kind: Ship, Key: q.Key, Len: len(q.Value), Tag: r.shipTag(i)}, out)
+	r.send(to, Message{Kind: Ship, Key: q.Key, Len: len(q.Value), Tag: r.shipTag(i)}, out)
 }
 
 func (r *Replica) shipTag(i int32) uint64 {
 	return uint64(r.reads.At(i).shipped)<<32 | uint64(uint32(i))
 }
 
-// receiveShip takes a read that another replica has shipped.
+// shipNext asks the next one of the other members for a value that the store cannot read, or gives up.
+func (r *Replica) shipNext(i int32, out *Actions) {
+	q := r.reads.At(i)
+	if q.tried < r.role.NumOthers {
+		q.tried++
+		r.ship(i, r.role.Others[q.tried-1], out)
+		return
+	}
+	st := Unreadable
+	if q.refused {
+		st = Unavailable
+	}
+	r.refuse(i, st, out)
+	r.freeRead(i)
+}
+
+// receiveShip takes a read that another replica has shipped. Any member that serves may answer it while the key is
+// clean.
 func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	st := WrongView
 	switch {
-	case !r.role.tail():
-	case !r.mayRead():
+	case !r.role.tail() && (r.role.Filling || !r.role.isOther(from)):
+	case !r.mayRead(), !r.role.tail() && r.isDirty(m.Key):
 		st = Unavailable
 	default:
 		r.fetch(r.takeRead(Read{Key: m.Key, Value: m.Value, Payer: m.Payer}, from, m.Tag), out)
@@ -97,6 +119,14 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 		return
 	}
 	q := r.reads.At(i)
+	if q.unreadable && (m.Status == Unreadable || m.Status == Unavailable) {
+		q.refused = q.refused || m.Status == Unavailable
+		r.shipNext(i, out)
+		return
+	}
+	if m.Status == Unreadable { // it is the ChainTail that cannot read it, and the key may be clean soon
+		m.Status = Unavailable
+	}
 	copy(q.Value, m.Value)
 	out.Replies = append(out.Replies, Reply{Tag: q.Tag, Status: m.Status, Version: m.Version, ValueLen: m.Len,
 		Expires: m.Expires})
@@ -118,6 +148,12 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 		r.refuse(slot, Unavailable, out)
 		r.freeRead(slot)
 		r.fail(out)
+	case st == StoreUnreadable && q.from != NoPeer:
+		r.refuse(slot, Unreadable, out)
+		r.freeRead(slot)
+	case st == StoreUnreadable:
+		q.unreadable = true
+		r.shipNext(slot, out)
 	case r.role.tail():
 		// The store may have a value that is not committed yet. It is the answer as soon as it is.
 		if i := r.uncommitted(q.Key, version); i != none {
@@ -126,8 +162,11 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 			return
 		}
 		r.answer(slot, true, out)
+	case r.isDirty(q.Key) && q.from != NoPeer:
+		r.refuse(slot, Unavailable, out)
+		r.freeRead(slot)
 	case r.isDirty(q.Key):
-		r.ship(slot, out)
+		r.ship(slot, r.role.ChainTail, out)
 	default:
 		r.answer(slot, true, out)
 	}
@@ -219,11 +258,8 @@ func (r *Replica) abandonReads(out *Actions) {
 
 // abandonShips ends the reads that were shipped to a replica whose connection was lost.
 func (r *Replica) abandonShips(p Peer, out *Actions) {
-	if p != r.role.ChainTail {
-		return
-	}
 	for i := range r.reads.End() {
-		if r.reads.Has(i) && r.reads.At(i).state == readShipped {
+		if r.reads.Has(i) && r.reads.At(i).state == readShipped && r.reads.At(i).to == p {
 			r.refuse(i, Unavailable, out)
 			r.freeRead(i)
 		}

@@ -58,10 +58,11 @@ type Replica struct {
 	// shipped counts the reads that were shipped, so that a late Answer is known.
 	shipped uint32
 
-	first uint64
-	bits  uint8
-	leaf  uint64
-	pass  pass
+	first  uint64
+	bits   uint8
+	leaf   uint64
+	pass   pass
+	repair repair
 }
 
 // write is a write that is not committed.
@@ -172,6 +173,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	r.missed = false // a Sync follows, or this is the ChainHead, which misses none
 	r.base, r.clock, r.toldClock = 0, 0, 0
 	r.behindFull, r.toldFull = false, false
+	r.resetRepair(stayed)
 	if !stayed {
 		r.resetPass()
 		for pending.N > 0 {
@@ -304,18 +306,14 @@ func (r *Replica) markForward(out *Actions) bool {
 	return false
 }
 
-// setClock sets the clock at the ChainHead when all writes with a version up to base have ended. One that is gone, and
-// that the store still has, has a version that is not known any more.
+// setClock sets the clock at the ChainHead when all writes with a version up to base have ended.
 func (r *Replica) setClock() {
 	if !r.role.head() || r.clock != 0 {
 		return
 	}
-	for i := range r.writes.End() {
-		if w := r.writes.At(i); (w.storing || w.version != 0) && w.version <= r.base {
-			return
-		}
+	if r.ended(r.base, false) {
+		r.clock = r.base
 	}
-	r.clock = r.base
 }
 
 // at returns the write with a place in the order, or none.
@@ -346,7 +344,9 @@ func (r *Replica) Flush(out *Actions) {
 		r.missed = false
 		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
 	}
-	r.continuePass(out)
+	if r.continueRepair(out); !r.damaged {
+		r.continuePass(out)
+	}
 }
 
 // askFullNS is how often a replica asks whether the partition of a member behind it is still nearly full. It hears of
@@ -362,10 +362,14 @@ func (r *Replica) Full() bool { return r.full || r.behindFull }
 
 // DueNS is when the next turn must be taken at the latest, by the time of Advance; 0: never.
 func (r *Replica) DueNS() int64 {
-	if !r.behindFull || !r.role.Member || r.damaged {
+	at := r.repairDueNS()
+	switch {
+	case !r.role.Member || r.damaged:
 		return 0
+	case r.behindFull && (at == 0 || r.askNS < at):
+		return r.askNS
 	}
-	return r.askNS
+	return at
 }
 
 // Missed says that a Forward was dropped for want of memory, and asks for it.

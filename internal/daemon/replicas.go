@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/config"
+	"jbofd/internal/crrs"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor/replicated"
@@ -82,6 +83,7 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 	}
 	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers, Observe: observe,
 		MaxValueBytes: nvmeof.MaxReplicatedValue(p.MaxValueBytes(), uint32(r.access.Node.cfg.Limits.MDTS)),
+		Repair:        func(how crrs.RepairOutcome) { series.CountRepair(int(how)) },
 		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,

@@ -71,6 +71,8 @@ type Replica struct {
 	filled, sent []int32
 	// copying are CopyOuts that wait for a buffer.
 	copying list.List
+	// uncommitted are CopyOuts for repairs that have writes which are not committed yet.
+	uncommitted list.List
 	// asked are what was asked for by Commands under way, by their tags.
 	asked slab.Table[asked]
 	// repeats are the nodes to which to repeat what was lost, at repeatNS.
@@ -157,6 +159,8 @@ type Actions struct {
 	Responses []Response
 	// Replies may be passed on at once.
 	Replies []Reply
+	// Repairs are what has become of things that the store could not read.
+	Repairs []crrs.RepairEvent
 	// Epoch is the greatest one that another node has told of, if it is newer than that of the role.
 	Epoch uint64
 	// WakeNS is when Turn must be called at the latest; 0: never.
@@ -170,10 +174,11 @@ func New(cfg Config) *Replica {
 		t = NewTables(4*cfg.Window, 2*cfg.Reads)
 	}
 	cfg.PortConfig.Tables = t.crrs
-	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), tables: t, later: list.None, copying: list.None}
+	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), tables: t, later: list.None, copying: list.None,
+		uncommitted: list.None}
 	r.clients.Init(t.clients, math.MaxInt32)
 	r.values.Init(t.values, 2*cfg.Window+cfg.Requests)
-	r.ops.Init(t.ops, 2*cfg.Window+cfg.Reads+2*cfg.Parts+cfg.Served)
+	r.ops.Init(t.ops, 2*cfg.Window+cfg.Reads+2*cfg.Parts+cfg.Served+1)
 	r.asked.Init(t.asked, cfg.Requests)
 	return r
 }
@@ -248,6 +253,7 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	r.sent = r.sent[:0]
 	r.continueLater(out)
+	r.answerRepairs()
 	r.repeat()
 	if r.starved && (r.now >= r.starvedNS || r.cfg.Memory.isHalfFree(r.place)) {
 		r.starved = false
@@ -272,6 +278,8 @@ func (r *Replica) Turn(out *Actions) {
 	if r.acts.Damaged {
 		r.damaged = true
 	}
+	out.Repairs = append(out.Repairs, r.acts.Repairs...)
+	r.acts.Repairs = r.acts.Repairs[:0]
 	r.acts.Damaged, r.acts.Complete = false, false
 	if e := r.traffic.Epoch; e > r.Role().Epoch {
 		out.Epoch = max(out.Epoch, e)

@@ -118,13 +118,13 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 }
 
 // TestAWriteThatWasGivenAVersionIsTriedAgain for want of memory or room, as long as it takes, because others have it
-// perhaps. If the outcome is not known, the replica is of no use any more.
+// perhaps. If the store fails for two seconds, the replica is of no use any more.
 func TestAWriteThatWasGivenAVersionIsTriedAgain(t *testing.T) {
 	for _, c := range []struct {
 		st      kvstore.Status
 		tries   int // at least, before it ends well
 		damaged bool
-	}{{kvstore.NoMemory, 300, false}, {kvstore.CapacityExceeded, 300, false}, {kvstore.DeviceError, 1, true}} {
+	}{{kvstore.NoMemory, 300, false}, {kvstore.CapacityExceeded, 300, false}, {kvstore.DeviceError, 300, true}} {
 		r, out := alone(t, headRole), Actions{}
 		r.Write(&Write{Op: kvstore.Put, Key: testKey("key"), Value: []byte("value"), Tag: 1})
 		r.Turn(&out)

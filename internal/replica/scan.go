@@ -51,6 +51,7 @@ func (r *Replica) scanned(i int32, p *kvstore.Reply) {
 	case kvstore.Corrupt, kvstore.DeviceError:
 		if p.ValueLen >= nvme.KVRangeHeaderBytes { // otherwise the store has failed, and tells that to a Write
 			st = crrs.Done
+			r.port.Replica().Repair(lossOf(nvme.KVRange(r.ops.At(i).op.Value[:p.ValueLen])), &r.acts)
 		}
 	}
 	r.ops.Put(i)

@@ -29,9 +29,9 @@ var (
 //
 // Fault model. Nodes die, with what their drives had not made durable, or lose their power; they come back with their
 // store, or an empty one. They are paused for any time and go on. Drives fail requests, of which any part was done
-// (lab.Drive), and take long. Connections end, each for itself; links are cut in both directions, and mended. Nodes
-// adopt views late; clocks run at rates that differ by a twentieth. All processes end at once, and one of the stores
-// goes on alone. Otherwise one member survives.
+// (lab.Drive), and take long; bits of one of them flip (simdamage_test.go). Connections end, each for itself; links are
+// cut in both directions, and mended. Nodes adopt views late; clocks run at rates that differ by a twentieth. All
+// processes end at once, and one of the stores goes on alone. Otherwise one member survives.
 const (
 	ms        = int64(1e6)
 	lease     = 200 * ms
@@ -62,6 +62,11 @@ type sim struct {
 	fills   int
 	// out are nodes that are to have no replica.
 	out map[int]bool
+	// hurt is the node whose drive has bits that flip, healed: it has lost nothing any more. faulty is the one whose
+	// drive fails requests until faultNS.
+	hurt, faulty int
+	healed       bool
+	faultNS      int64
 
 	// connections counts those of each pair, handles the commands that have arrived.
 	connections map[pair]int
@@ -129,6 +134,9 @@ func (s *sim) turn(n *node) {
 			s.t.Fatalf("request %d was answered twice", p.Tag)
 		}
 		s.replied[p.Tag] = true
+		if p.Status == crrs.Unreadable || p.Status == crrs.Refused && p.Refusal == kvstore.Corrupt {
+			s.toldOfDamage(n)
+		}
 		if f := s.pending[p.Tag]; f != nil {
 			delete(s.pending, p.Tag)
 			s.After(s.upTo(ms/4), func() { f(p) })
@@ -142,7 +150,7 @@ func (s *sim) turn(n *node) {
 	}
 	for i := range a.Requests {
 		// What members are filled with waits for what hosts do.
-		if q := &a.Requests[i]; q.Background != (q.Op != kvstore.Get && q.Op != kvstore.Put && q.Op != kvstore.Delete) {
+		if q := &a.Requests[i]; q.Background != (q.Op > kvstore.Scan) {
 			s.t.Fatalf("node %d asks its store for %v with Background = %t", n.id, q.Op, q.Background)
 		}
 	}
@@ -151,6 +159,13 @@ func (s *sim) turn(n *node) {
 		s.later(n, max(1, int64(float64(a.WakeNS)/n.rate)-s.Now()), func() { s.turn(n) })
 	}
 	s.turnDrops(n)
+	for _, e := range a.Repairs {
+		s.counts[[...]string{"found", "repaired", "without a source", "not repaired"}[e.Outcome]]++
+		if e.Segment {
+			s.counts["segments repaired"]++
+		}
+		s.trace("node %d: repair %+v", n.id, e)
+	}
 	if n.r.Damaged() && !n.failed {
 		s.trace("node %d is damaged", n.id)
 		s.counts["damaged"]++
@@ -297,7 +312,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	}
 	t.Log(counts)
 	for _, what := range []string{"filled", "write done", "read", "swapped", "retry done", "deleted", "restarted",
-		"drained", "dropped"} {
+		"drained", "dropped", "flipped", "repaired"} {
 		if counts[what] == 0 && *runsFlag > 10 {
 			t.Errorf("nothing was %s: %v", what, counts)
 		}
@@ -307,7 +322,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 // history runs one history and checks it.
 func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) {
 	s := &sim{Sim: lab.NewSim(seed ^ nth<<32), t: t, fault: f, rng: rand.New(rand.NewPCG(seed, nth)),
-		cut: map[pair]bool{}, leaving: map[int]bool{}, out: map[int]bool{}, epoch: 1, filling: -1,
+		cut: map[pair]bool{}, leaving: map[int]bool{}, out: map[int]bool{}, epoch: 1, filling: -1, hurt: nobody,
 		since: map[int]uint64{}, connections: map[pair]int{}, pending: map[uint64]func(replica.Reply){},
 		replied: map[uint64]bool{}, counts: counts}
 	for k := range s.keys {
@@ -347,6 +362,13 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 	for link := range s.cut {
 		s.mend(link.from, link.to)
 	}
+	s.healed = s.hurt == nobody
+	clear(s.out)
+	s.heal()
+	if !s.Run(1000*lease, func() bool { return t.Failed() || s.healed }) {
+		t.Errorf("node %d has still lost something; chain %v, filling %d", s.hurt, s.chain, s.filling)
+	}
+	s.hurt = nobody
 	s.emptied()
 	done := func() bool {
 		return t.Failed() || s.acked >= 50 && s.open == 0 && len(s.chain) == len(s.nodes) && s.atRest()
@@ -355,7 +377,8 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v, filling %d", s.open, s.acked,
 			s.chain, s.filling)
 		for _, n := range s.nodes {
-			t.Logf("node %d: %+v, %d writes under way, damaged %v", n.id, n.r.Role(), n.r.Writes(), n.failed)
+			t.Logf("node %d: %+v, %d writes under way, damaged %v, %d commands sent and %d came, %d requests, idle %v",
+				n.id, n.r.Role(), n.r.Writes(), n.failed, len(n.sent), len(n.came), len(n.requests), n.store.Idle())
 		}
 	}
 	s.checkEnd()

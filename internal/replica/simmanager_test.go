@@ -89,7 +89,7 @@ func (s *sim) remove(id int) {
 func (s *sim) others(id int) bool {
 	return slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.Now()-n.heard <= lease &&
+		return i != id && i != s.hurt && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.Now()-n.heard <= lease &&
 			(n.faultNS == 0 || s.Now()-n.faultNS > 2*lease)
 	})
 }
@@ -150,6 +150,12 @@ func (s *sim) sendView(n *node) {
 			role.Successor = crrs.Peer(s.filling)
 		}
 	}
+	for i := len(s.chain) - 1; role.Member && i >= 0; i-- {
+		if s.chain[i] != n.id {
+			role.Others[role.NumOthers] = crrs.Peer(s.chain[i])
+			role.NumOthers++
+		}
+	}
 	if s.cut[pair{manager, n.id}] {
 		return
 	}
@@ -170,7 +176,9 @@ func (s *sim) disturb() {
 			s.After(s.upTo(lease/2), func() { s.reconnect(n, other) })
 		}
 	}
-	switch s.rng.IntN(12) {
+	switch s.rng.IntN(13) {
+	case 12:
+		s.flip(n)
 	case 0:
 		if s.rng.IntN(3) == 0 {
 			s.outage()
@@ -229,7 +237,7 @@ func (s *sim) kill(n *node) {
 func (s *sim) outage() {
 	var back []int
 	for _, id := range s.chain {
-		if n := s.nodes[id]; !n.dead && !n.failed && !n.empty && !s.leaving[id] {
+		if n := s.nodes[id]; !n.dead && !n.failed && !n.empty && !s.leaving[id] && id != s.hurt {
 			back = append(back, id)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/lab"
 	"jbofd/internal/nvme"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/replica"
 	"jbofd/internal/ssd"
 )
@@ -33,6 +34,7 @@ type node struct {
 	life     int  // counts the processes that it has been
 	dead     bool
 	paused   bool
+	flips    int // reads of the store before which bits of its drive flip
 	backlog  []func()
 	slow     bool  // its drive takes long
 	failed   bool  // its store has failed
@@ -102,7 +104,7 @@ func (n *node) format() {
 		return 0
 	}
 	n.drive.Fault = func(r *ssd.Request) lab.Outcome {
-		if s.calm || !n.store.Ready() || s.rng.IntN(3000) > 0 || !s.others(n.id) {
+		if s.calm || !n.store.Ready() || s.rng.IntN(3000) > 0 || !s.others(n.id) || !s.mayFault(n) {
 			return lab.Good
 		}
 		s.counts["drive fault"]++
@@ -125,6 +127,12 @@ func (n *node) open(format bool) {
 	for !store.Ready() { // it takes no virtual time
 		n.storeTurn()
 		i := n.drive.Next()
+		if i < 0 && n.id == n.sim.hurt && !format {
+			n.sim.counts["lost"]++
+			n.empty = true
+			n.format()
+			return
+		}
 		if i < 0 {
 			n.sim.t.Fatalf("node %d: the store does not open: %v", n.id, store.Err())
 		}
@@ -214,6 +222,9 @@ func (n *node) storeTurn() []kvstore.Reply {
 	n.store.SetWall(wall(now))
 	n.store.Turn(now, &n.sacts)
 	for _, q := range n.sacts.IOs {
+		if n.flips > 0 && q.Op == pipeline.Read {
+			n.flipBefore(&q)
+		}
 		n.ios[uint64(q.Tag)] = q
 		r := ssd.Request{Op: ssd.Op(q.Op), Offset: int64(q.Offset), Len: int64(len(q.Buf)), Buf: q.Buf,
 			Tag: uint64(q.Tag)}

@@ -17,8 +17,12 @@ type storeOp struct {
 	// ranged is the RangeOp in whose place it is; nil: it is op.
 	ranged *crrs.RangeOp
 	buffer int32 // of a CopyOut
-	req    kvstore.Request
-	key    crrs.Key // of req
+	// bound is the version up to which all writes have to end before a CopyOut for a repair is answered.
+	bound uint64
+	// failingNS is since when the store cannot do a write; 0: it has not failed.
+	failingNS int64
+	req       kvstore.Request
+	key       crrs.Key // of req
 }
 
 // beginStores makes requests of StoreOps.
@@ -45,6 +49,9 @@ func (r *Replica) beginStores(out *Actions) {
 			q.Given, q.Expires = s.Version, s.Expires
 			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
 		}
+		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound). If
+		// there is nobody else, it is all there is.
+		q.Sound = (s.Op == crrs.Get || o.decides()) && r.port.Replica().Role().NumOthers > 0
 		if s.Conditional {
 			c := r.clients.At(int32(s.Tag))
 			q.Condition, q.Version = c.cond, c.version
@@ -76,6 +83,8 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		// Other members have the write, and it is held back until there is room. The ChainHead refuses Puts meanwhile.
 		r.tryLater(i, retryFullNS)
 		return
+	case isUnreadable(p.Status) && r.unreadable(i, o, p.Status):
+		return
 	}
 	op, given := o.op, o.req.Given
 	decides := o.decides()
@@ -87,6 +96,8 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 			st = crrs.Done
 		case kvstore.NotFound:
 			st = crrs.Absent
+		case kvstore.Corrupt, kvstore.DeviceError:
+			st = crrs.StoreUnreadable
 		}
 		r.port.Replica().Fetched(op.Slot, st, p.Version, p.ValueLen, p.Expires, &r.acts)
 		return
@@ -99,6 +110,10 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		}
 	case kvstore.Superseded:
 		if st = crrs.Superseded; op.Conditional {
+			st = crrs.Declined
+		}
+	case kvstore.Corrupt: // a condition that nobody can judge
+		if decides {
 			st = crrs.Declined
 		}
 	case kvstore.NotFound, kvstore.Exists, kvstore.VersionMismatch, kvstore.Indeterminate, kvstore.CapacityExceeded,
@@ -196,6 +211,8 @@ func (r *Replica) beginRanges(out *Actions) {
 				r.tryLater(n, retryFullNS)
 				continue
 			}
+		case crrs.Settle:
+			q.Op, q.Version, q.Range = kvstore.Settle, rop.Clock, kvstore.Range{First: rop.First, Width: rop.Width}
 		}
 		out.Requests = append(out.Requests, *q)
 	}
@@ -220,13 +237,20 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	o := r.ops.At(i)
 	st := crrs.Failed
 	switch {
+	case o.ranged.Kind == crrs.Settle && p.Status == kvstore.Superseded:
+		st = crrs.Superseded
 	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // the latter: a Drop of the range is being swept
 		r.tryLater(i, retryNS)
 		return
 	case p.Status == kvstore.CapacityExceeded: // the member is filled when there is room
 		r.tryLater(i, retryFullNS)
 		return
+	case isUnreadable(p.Status):
+		st = crrs.StoreUnreadable
+		o.lost(p)
 	case p.Status != kvstore.OK:
+	case o.ranged.Kind == crrs.Settle:
+		st, o.ranged.Clock, o.ranged.Width = crrs.Done, p.Version, uint8(p.ValueLen)
 	case o.ranged.Kind == crrs.Digest:
 		if r.addSums(o, nvme.KVRange(o.req.Value[:p.ValueLen])) {
 			st = crrs.Done
@@ -240,6 +264,12 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 		to := b.To()
 		o.ranged.To, o.ranged.Last, o.ranged.Data = cursorOf(&to), b.Complete(), b
 		st = crrs.Done
+		if r.port.Replica().OfRepair(o.ranged) {
+			o.bound = r.port.Replica().Version()
+			r.ops.Links.Push(&r.uncommitted, i)
+			r.answerRepairs()
+			return
+		}
 	default:
 		st = crrs.Done
 	}

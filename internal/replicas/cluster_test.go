@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
 	"jbofd/internal/crrs/linear"
 	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
@@ -54,6 +55,8 @@ type rig struct {
 	restless atomic.Bool
 	// carried counts the commands between nodes by opcode, completed those that were answered with success.
 	carried, completed [256]atomic.Int64
+	// repairs counts what Config.Repair was told of.
+	repairs [4]atomic.Int64
 	// observed counts what Config.Observe was told of, by opcode, and its bytes.
 	observed, observedBytes [256]atomic.Int64
 	// couriers carry the commands, if they are there.
@@ -179,6 +182,7 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 			g.observed[opcode].Add(1)
 			g.observedBytes[opcode].Add(int64(bytes))
 		},
+		Repair:      func(how crrs.RepairOutcome) { g.repairs[how].Add(1) },
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience),
 		DropAfter: s.dropAfter})
 	must(g.t, err)

@@ -88,6 +88,8 @@ type Config struct {
 	// it is committed. One that is answered before that, because it cannot be kept any longer, is Untimed, as are
 	// commands that are lost or refused. Nil: nothing. hot: 0 allocs
 	Observe func(opcode uint8, bytes int, ns int64, lost bool)
+	// Repair is told what becomes of each thing that the store cannot read. Nil: nothing.
+	Repair func(how crrs.RepairOutcome)
 	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
 	// 0: DefaultDropAfter.
 	DropAfter time.Duration
@@ -530,6 +532,9 @@ func (g *Replicas) carryOut(m *member) {
 	for i := range a.Replies {
 		g.reply(m, &a.Replies[i])
 	}
+	if len(a.Repairs) > 0 {
+		g.tellRepairs(m)
+	}
 	a.Requests, a.Commands, a.Responses, a.Replies = a.Requests[:0], a.Commands[:0], a.Responses[:0], a.Replies[:0]
 	a.Epoch = 0
 }
@@ -565,6 +570,7 @@ func (g *Replicas) store(m *member, q *kvstore.Request) {
 	s.Op, s.Condition, s.Value, s.Version, s.Given = q.Op, q.Condition, q.Value, q.Version, q.Given
 	s.Expires, s.Tombstone, s.ID, s.Range, s.Background, s.Tenant = q.Expires, q.Tombstone, q.ID, q.Range, q.Background,
 		q.Tenant
+	s.Sound = q.Sound
 	s.KeyLen = uint8(copy(s.Key[:], q.Key))
 	g.atStore++
 	g.toStore.Add(&s.Request)

@@ -322,6 +322,8 @@ func status(p *replica.Reply) (st nvme.Status, result uint64) {
 		return nvme.NamespaceNotReady, 0
 	case crrs.Unknown:
 		return nvme.CommandInterrupted, 0
+	case crrs.Unreadable:
+		return nvme.UnrecoveredReadError | nvme.DNR, 0
 	}
 	switch p.Refusal {
 	case kvstore.NotFound:
@@ -338,6 +340,8 @@ func status(p *replica.Reply) (st nvme.Status, result uint64) {
 		return nvme.CapacityExceeded | nvme.DNR, 0
 	case kvstore.InvalidValue:
 		return nvme.InvalidValueSize | nvme.DNR, 0
+	case kvstore.Corrupt:
+		return nvme.UnrecoveredReadError | nvme.DNR, 0
 	}
 	return nvme.InternalError | nvme.DNR, 0
 }

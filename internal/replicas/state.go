@@ -145,8 +145,15 @@ func (g *Replicas) roleOf(number, at int) crrs.Role {
 	if at+1 < len(c) && takesPart(c[at+1]) {
 		role.Successor = crrs.Peer(c[at+1].Partition)
 	}
-	if tail := chainTail(c); tail > at {
+	tail := chainTail(c)
+	if tail > at {
 		role.ChainTail = crrs.Peer(c[tail].Partition)
+	}
+	for i := tail; i >= 0; i-- {
+		if i != at && isServing(c[i]) && int(role.NumOthers) < len(role.Others) {
+			role.Others[role.NumOthers] = crrs.Peer(c[i].Partition)
+			role.NumOthers++
+		}
 	}
 	return role
 }
@@ -154,12 +161,14 @@ func (g *Replicas) roleOf(number, at int) crrs.Role {
 // chainTail is the place of the last member that serves.
 func chainTail(c view.Chain) (at int) {
 	for i, e := range c {
-		if e.State == view.Serving || e.State == view.Leaving {
+		if isServing(e) {
 			at = i
 		}
 	}
 	return at
 }
+
+func isServing(e view.Member) bool { return e.State == view.Serving || e.State == view.Leaving }
 
 // Report is what the partition has of its ranges, for the manager.
 func (g *Replicas) Report() []cluster.RangeReport {

@@ -20,6 +20,10 @@ func TestRolesFollowTheChain(t *testing.T) {
 		return crrs.Role{Epoch: 7, Member: true, Since: 40, Predecessor: before, Successor: behind, ChainTail: tail,
 			Filling: filling}
 	}
+	others := func(r crrs.Role, others ...crrs.Peer) crrs.Role {
+		r.NumOthers = uint8(copy(r.Others[:], others))
+		return r
+	}
 	none := crrs.Role{Epoch: 7, Predecessor: no, Successor: no, ChainTail: no}
 	for name, c := range map[string]struct {
 		chain  view.Chain
@@ -28,12 +32,13 @@ func TestRolesFollowTheChain(t *testing.T) {
 	}{
 		"alone": {view.Chain{member(1, view.Serving)}, []crrs.Role{role(no, no, no, false), none}, []int{0, 0}},
 		"three serve": {view.Chain{member(3, view.Serving), member(1, view.Leaving), member(2, view.Serving)},
-			[]crrs.Role{role(3, 2, 2, false), role(1, no, no, false), role(no, 1, 2, false)}, []int{1, 0, 2}},
+			[]crrs.Role{others(role(3, 2, 2, false), 2, 3), others(role(1, no, no, false), 1, 3),
+				others(role(no, 1, 2, false), 2, 1)}, []int{1, 0, 2}},
 		"one is filled": {view.Chain{member(1, view.Serving), member(2, view.Serving), member(3, view.Filling),
-			member(4, view.Waiting)}, []crrs.Role{role(no, 2, 2, false), role(1, 3, no, false), role(2, no, no, true),
-			none}, []int{2, 1, 0, 0}},
+			member(4, view.Waiting)}, []crrs.Role{others(role(no, 2, 2, false), 2), others(role(1, 3, no, false), 1),
+			others(role(2, no, no, true), 2, 1), none}, []int{2, 1, 0, 0}},
 		"one serves, one is filled": {view.Chain{member(2, view.Serving), member(1, view.Filling)},
-			[]crrs.Role{role(2, no, no, true), role(no, 1, no, false)}, []int{0, 1}},
+			[]crrs.Role{others(role(2, no, no, true), 2), role(no, 1, no, false)}, []int{0, 1}},
 		"halted": {view.Chain{member(1, view.LastCopy), member(2, view.LastCopy)}, []crrs.Role{none, none},
 			[]int{0, 0}},
 	} {

@@ -45,7 +45,15 @@ var PeerKinds = []string{"forward", "durable", "sync", "ship", "compare", "fetch
 type PeerSeries struct {
 	ended [6]IOSeries
 	lost  [6]atomic.Uint64
+	// repairs counts by RepairOutcomes.
+	repairs [4]atomic.Uint64
 }
+
+// RepairOutcomes are what becomes of what a store cannot read.
+var RepairOutcomes = []string{"found", "repaired", "no_source", "failed"}
+
+// CountRepair counts one of RepairOutcomes.
+func (s *PeerSeries) CountRepair(outcome int) { s.repairs[outcome].Add(1) }
 
 // Observe counts a command that was answered after some time, or lost with its connection. If took is negative, it is
 // not counted among the durations.
@@ -106,13 +114,16 @@ var (
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
 		"of a connection.", "kind")
+	clusterRepairs = counter("jbof_cluster_repairs_total", "Objects and segments that a store of this node could not "+
+		"read (found), and how often one was repaired from another replica, no other one had it (no_source), or the "+
+		"repair was given up (failed).", "outcome")
 )
 
 // clusterMetrics returns the metric families of this file.
 func clusterMetrics() []metric {
 	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
-		clusterDroppedBytes, peerDuration, peerBytes, peerLost}
+		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterRepairs}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
@@ -126,6 +137,9 @@ func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v floa
 		ch <- prometheus.MustNewConstHistogram(peerDuration.desc, count, sum, le, kind)
 		put(peerBytes, float64(peers.ended[i].Bytes()), kind)
 		put(peerLost, float64(peers.lost[i].Load()), kind)
+	}
+	for i, outcome := range RepairOutcomes {
+		put(clusterRepairs, float64(peers.repairs[i].Load()), outcome)
 	}
 	put(clusterEpoch, float64(s.Epoch))
 	put(clusterActive, float64(s.ActiveEpoch))

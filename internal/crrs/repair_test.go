@@ -1,0 +1,229 @@
+package crrs
+
+import (
+	"slices"
+	"testing"
+)
+
+// middle is a member between a ChainHead, 1, and a ChainTail, 3.
+var middle = Role{Epoch: 2, Member: true, Since: 1, Predecessor: 1, Successor: 3, ChainTail: 3, NumOthers: 2,
+	Others: [MaxOthers]Peer{3, 1}}
+
+func newMiddle(out *Actions) *Replica {
+	r := New(Config{Window: 8, Reads: 4, Parts: 1, Bits: 64})
+	r.SetRole(middle, out)
+	r.Extend(1 << 60)
+	r.Advance(1)
+	*out = Actions{}
+	return r
+}
+
+// TestAReadThatTheStoreCannotDoIsAnsweredByOthers, one after the other. Only if none can read it the client is told.
+func TestAReadThatTheStoreCannotDoIsAnsweredByOthers(t *testing.T) {
+	for _, c := range []struct {
+		answers []Status
+		want    Status
+	}{
+		{[]Status{OK}, OK},
+		{[]Status{NotFound}, NotFound},
+		{[]Status{WrongView}, WrongView},
+		{[]Status{Unreadable, OK}, OK},
+		{[]Status{Unavailable, OK}, OK},
+		{[]Status{Unreadable, Unreadable}, Unreadable},
+		{[]Status{Unavailable, Unreadable}, Unavailable},
+		{[]Status{Unreadable, Unavailable}, Unavailable},
+	} {
+		var out Actions
+		r := newMiddle(&out)
+		r.Read(Read{Key: Key{Len: 1}, Tag: 9}, &out)
+		r.Fetched(out.Stores[0].Slot, StoreUnreadable, 0, 0, 0, &out)
+		for i, st := range c.answers {
+			if len(out.Replies) > 0 || len(out.Sends) != i+1 || out.Sends[i].Kind != Ship ||
+				out.Sends[i].To != middle.Others[i] {
+				t.Fatalf("%v: %+v", c.answers, out)
+			}
+			r.Receive(middle.Others[i], &Message{Kind: Answer, Epoch: 2, Tag: out.Sends[i].Tag, Status: st}, &out)
+		}
+		if len(out.Replies) != 1 || out.Replies[0].Status != c.want || out.Replies[0].Tag != 9 || out.Damaged {
+			t.Errorf("%v: %+v, want %d", c.answers, out.Replies, c.want)
+		}
+	}
+}
+
+// TestAMemberAnswersOthersWhileTheKeyIsClean: a value that is not committed is the ChainTail's to answer with.
+func TestAMemberAnswersOthersWhileTheKeyIsClean(t *testing.T) {
+	for _, dirty := range []string{"", "before", "meanwhile"} {
+		var out Actions
+		r := newMiddle(&out)
+		write := func() {
+			r.Receive(1, &Message{Kind: Forward, Epoch: 2, Seq: 1, Op: Put, Version: 5, Key: Key{Len: 1}}, &out)
+		}
+		if dirty == "before" {
+			write()
+		}
+		out = Actions{}
+		r.Receive(3, &Message{Kind: Ship, Epoch: 2, Tag: 7, Key: Key{Len: 1}}, &out)
+		want := OK
+		if dirty != "" {
+			want = Unavailable
+		}
+		if len(out.Stores) == 1 {
+			slot := out.Stores[0].Slot
+			if dirty == "meanwhile" {
+				write()
+			}
+			out.Sends = out.Sends[:0]
+			r.Fetched(slot, Done, 4, 0, 0, &out)
+		}
+		if len(out.Sends) != 1 || out.Sends[0].Kind != Answer || out.Sends[0].To != 3 || out.Sends[0].Status != want {
+			t.Errorf("dirty %q: %+v, want %d", dirty, out.Sends, want)
+		}
+	}
+}
+
+// repairRig drives the repair of position 1<<40 by hand. The store has lost its segment, of 2^58 positions, with token
+// 7.
+type repairRig struct {
+	t   *testing.T
+	r   *Replica
+	out Actions
+}
+
+func newRepairRig(t *testing.T) *repairRig {
+	d := &repairRig{t: t}
+	d.r = newMiddle(&d.out)
+	d.r.Repair(1<<40, &d.out)
+	return d
+}
+
+// op flushes and returns the only RangeOp, which is of a kind.
+func (d *repairRig) op(kind RangeKind) *RangeOp {
+	d.t.Helper()
+	d.r.Flush(&d.out)
+	if len(d.out.Ranges) != 1 || d.out.Ranges[0].Kind != kind {
+		d.t.Fatalf("%+v, want one of kind %d", d.out.Ranges, kind)
+	}
+	op := d.out.Ranges[0]
+	d.out.Ranges = nil
+	return &op
+}
+
+// look answers the question how far the loss reaches.
+func (d *repairRig) look() {
+	d.t.Helper()
+	op := d.op(Settle)
+	if op.First != 1<<40 && op.First != 0 || op.Clock != 0 {
+		d.t.Fatalf("%+v", op)
+	}
+	op.Clock, op.Width = 7, 6
+	d.r.Ranged(op, Done, &d.out)
+}
+
+// fetch flushes and returns the only request for a batch, nil if there is none.
+func (d *repairRig) fetch() *Send {
+	d.r.Flush(&d.out)
+	i := slices.IndexFunc(d.out.Sends, func(s Send) bool { return s.Kind == Fetch })
+	if i < 0 {
+		return nil
+	}
+	s := d.out.Sends[i]
+	d.out.Sends = nil
+	return &s
+}
+
+// batch answers a Fetch.
+func (d *repairRig) batch(s *Send, last bool) *RangeOp {
+	d.t.Helper()
+	p := *s.Part
+	p.To, p.Last = Cursor{Position: 1 << 41}, last
+	d.r.Receive(s.To, &Message{Kind: Batch, Epoch: 2, Tag: s.Tag, Part: &p, Mem: 5}, &d.out)
+	op := d.op(CopyIn)
+	if op.Clock != 0 || op.Mem != 5 {
+		d.t.Fatalf("%+v: a repair replaces what is newer", op)
+	}
+	return op
+}
+
+func (d *repairRig) outcomes() (all []RepairOutcome) {
+	for _, e := range d.out.Repairs {
+		all = append(all, e.Outcome)
+	}
+	return all
+}
+
+// TestALostSegmentIsCopiedAndSettled when what the member had under way has ended, and everything was copied.
+func TestALostSegmentIsCopiedAndSettled(t *testing.T) {
+	d := newRepairRig(t)
+	d.r.Receive(1, &Message{Kind: Forward, Epoch: 2, Seq: 1, Op: Put, Version: 5, Key: Key{Len: 1}}, &d.out)
+	d.r.Stored(d.out.Stores[0].Slot, Done, 5, &d.out)
+	d.look()
+	if d.fetch() != nil {
+		t.Fatal("it asks before its writes have ended, which the loss may have had")
+	}
+	d.r.Receive(1, &Message{Kind: Durable, Epoch: 2, Seq: 1}, &d.out)
+	d.r.Receive(3, &Message{Kind: Ack, Epoch: 2, Seq: 1}, &d.out)
+	s := d.fetch()
+	if s == nil || s.To != 3 || s.Part.First != 0 || s.Part.Bits != 58 {
+		t.Fatalf("%+v", s)
+	}
+	d.r.Ranged(d.batch(s, false), Done, &d.out)
+	if s = d.fetch(); s == nil || s.Part.From.Position != 1<<41 {
+		t.Fatalf("%+v: it does not go on", s)
+	}
+	d.r.Ranged(d.batch(s, true), Done, &d.out)
+	op := d.op(Settle)
+	if op.Clock != 7 || op.Width != 6 || op.First != 0 {
+		t.Fatalf("%+v", op)
+	}
+	op.Width = 7 // it was split meanwhile
+	d.r.Ranged(op, Done, &d.out)
+	if op = d.op(Settle); op.First != 1<<57 || op.Clock != 7 {
+		t.Fatalf("%+v: the other half is not settled", op)
+	}
+	op.Width = 7
+	d.r.Ranged(op, Done, &d.out)
+	if got := d.outcomes(); !slices.Equal(got, []RepairOutcome{RepairBegun, RepairDone}) || d.r.repairing() {
+		t.Fatalf("%v", got)
+	}
+}
+
+// TestARepairBeginsAgain when more was lost meanwhile, in another epoch, and from the next member if one cannot help.
+func TestARepairBeginsAgain(t *testing.T) {
+	d := newRepairRig(t)
+	d.look()
+	s := d.fetch()
+	d.r.repairRefused(s.Tag, true, &d.out)
+	if s = d.fetch(); s == nil || s.To != 1 {
+		t.Fatalf("%+v: the next one is not asked", s)
+	}
+	d.r.Ranged(d.batch(s, true), Done, &d.out)
+	d.r.Ranged(d.op(Settle), Superseded, &d.out)
+	d.r.Advance(repairAgainNS + 1)
+	d.look()
+	late := d.fetch()
+	next := middle
+	next.Epoch++
+	d.r.SetRole(next, &d.out)
+	d.out = Actions{}
+	d.r.Receive(3, &Message{Kind: Batch, Epoch: 3, Tag: late.Tag, Part: late.Part, Mem: 6}, &d.out)
+	if !slices.Equal(d.out.Released, []uint32{6}) || len(d.out.Ranges) > 0 {
+		t.Fatalf("what an earlier epoch has asked for is stored: %+v", d.out)
+	}
+	d.look()
+	for range 2 {
+		d.r.repairRefused(d.fetch().Tag, true, &d.out)
+	}
+	if d.fetch() != nil || d.outcomes()[len(d.outcomes())-1] != RepairNoSource || d.out.Damaged {
+		t.Fatalf("%v: nobody has it", d.outcomes())
+	}
+	// While a batch is stored the membership ends: nothing follows.
+	d = newRepairRig(t)
+	d.look()
+	op := d.batch(d.fetch(), false)
+	next.Since, next.Filling, next.Successor, next.ChainTail = 9, true, NoPeer, NoPeer
+	d.r.SetRole(next, &d.out)
+	d.r.Ranged(op, Done, &d.out)
+	if d.r.Flush(&d.out); d.r.repairing() || d.fetch() != nil {
+		t.Error("a repair goes on in another membership")
+	}
+}

@@ -1,0 +1,77 @@
+package replica
+
+import (
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+)
+
+// What the store cannot read is repaired from another member (crrs, repair.go), and whoever asks for it is answered by
+// one. Writes are tried again meanwhile, for the others have them. The store takes them as soon as it knows that what
+// there was is lost, which needs a second where the drive refuses to read it.
+
+// failingNS is for how long a write is tried again that the store cannot do; then the replica is damaged. unjudgedNS is
+// for how long one is whose condition the store cannot judge, because what it is about is lost; then it is refused.
+const (
+	failingNS  = 2e9
+	unjudgedNS = 10e9
+)
+
+// isUnreadable reports whether a status says that the store has lost something, or cannot read it.
+func isUnreadable(st kvstore.Status) bool { return st == kvstore.Corrupt || st == kvstore.DeviceError }
+
+// unreadable has what the store could not read for a request repaired, and reports whether the request is tried again.
+func (r *Replica) unreadable(i int32, o *storeOp, st kvstore.Status) bool {
+	crr := r.port.Replica()
+	if role := crr.Role(); st == kvstore.DeviceError || role.NumOthers > 0 || o.op.Op == crrs.Get {
+		crr.Repair(r.position(o.key.Bytes[:o.key.Len]), &r.acts)
+	} else {
+		return false // nobody has it
+	}
+	if o.op.Op == crrs.Get || crr.Gone(o.op.Slot) {
+		return false
+	}
+	if o.failingNS == 0 {
+		o.failingNS = r.now
+	}
+	most := int64(failingNS)
+	if st == kvstore.Corrupt && o.decides() {
+		most = unjudgedNS
+	}
+	if r.now-o.failingNS >= most {
+		return false
+	}
+	r.tryLater(i, retryNS)
+	return true
+}
+
+// lost notes where the loss is that a request for a range has met, if the store says it.
+func (o *storeOp) lost(p *kvstore.Reply) {
+	if op := o.req.Op; op != kvstore.CopyOut && op != kvstore.Digest || p.ValueLen < nvme.KVRangeHeaderBytes {
+		return
+	}
+	b := nvme.KVRange(o.req.Value[:p.ValueLen])
+	o.ranged.Lost, o.ranged.LostAt = b.Lost(), lossOf(b)
+}
+
+// lossOf is a position of what is lost in a KVRange: of the value, or within the segment. One of a segment ends in
+// front of the next position.
+func lossOf(b nvme.KVRange) uint64 {
+	to := b.To()
+	if to.KeyLen == 0 {
+		to.Position--
+	}
+	return to.Position
+}
+
+// answerRepairs answers those CopyOuts for repairs of which all is committed.
+func (r *Replica) answerRepairs() {
+	for n := r.uncommitted.N; n > 0; n-- {
+		i := r.ops.Links.Pop(&r.uncommitted)
+		if o := r.ops.At(i); r.port.Replica().Ended(o.ranged, o.bound) {
+			r.endRanged(i, crrs.Done)
+			continue
+		}
+		r.ops.Links.Push(&r.uncommitted, i)
+	}
+}

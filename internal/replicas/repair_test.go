@@ -1,0 +1,188 @@
+package replicas_test
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+	"jbofd/internal/partition"
+	"jbofd/internal/ssd"
+)
+
+// raw reads or writes the drive of a node, past everything else.
+func (n *node) raw(op ssd.Op, at int64, buf []byte) {
+	n.rig.t.Helper()
+	q, err := n.dev.OpenQueue(1)
+	must(n.rig.t, err)
+	if q.Submit([]ssd.Request{{Op: op, Offset: at, Len: int64(len(buf)), Buf: buf}}) != 1 {
+		n.rig.t.Fatal("the drive takes no request")
+	}
+	var done [1]ssd.Completion
+	for q.Poll(done[:], time.Second) == 0 {
+	}
+	must(n.rig.t, done[0].Err)
+	must(n.rig.t, q.Close())
+}
+
+// flip flips a bit of each place of a node's drive that has some bytes, and reports how many there are.
+func (n *node) flip(what []byte) (places int) {
+	const piece = 1 << 20
+	buf := make([]byte, piece)
+	for at := int64(0); at < n.dev.Info().SizeBytes; at += piece {
+		n.raw(ssd.Read, at, buf)
+		found := false
+		for from := 0; ; {
+			i := bytes.Index(buf[from:], what)
+			if i < 0 {
+				break
+			}
+			buf[from+i] ^= 4
+			from += i + 1
+			places++
+			found = true
+		}
+		if found {
+			n.raw(ssd.Write, at, buf)
+		}
+	}
+	return places
+}
+
+// stored is a Get of the node's own store.
+type stored struct {
+	partition.Request
+	done chan struct{}
+}
+
+func (s *stored) KVDone(*partition.Request) bool {
+	close(s.done)
+	return false
+}
+
+func (s *stored) Kick() {}
+
+func (n *node) stored(key string) (kvstore.Status, string) {
+	s := &stored{done: make(chan struct{})}
+	s.Op, s.Sink, s.Value, s.Sound, s.Tenant = kvstore.Get, s, make([]byte, 8192), true, 3
+	s.KeyLen = uint8(copy(s.Key[:], key))
+	var b partition.Batch
+	b.Add(&s.Request)
+	n.part.Submit(&b)
+	<-s.done
+	return s.Status, string(s.Value[:min(s.ValueLen, len(s.Value))])
+}
+
+// TestWhatADriveLosesIsRepaired: bits of a value flip at each member in turn, and those of a segment. Clients get what
+// they have written, there as elsewhere, a moment later the member's own store has it, and the view stays what it was.
+func TestWhatADriveLosesIsRepaired(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	h := newHost()
+	keys, values := []string{}, map[string]string{}
+	for i := range 40 {
+		key, value := fmt.Sprintf("key-%03d-%08x", i, rng.Uint32()), make([]byte, 3000)
+		for i := range value {
+			value[i] = byte(rng.Uint32())
+		}
+		keys, values[key] = append(keys, key), string(value)
+		h.put(key, string(value))
+		h.ask(g.chain([]byte(key))[0])
+		if !h.Status.OK() {
+			t.Fatal(h.Status)
+		}
+	}
+	read := func(n *node, key string) {
+		t.Helper()
+		h.get(key)
+		h.Value = make([]byte, 8192)
+		h.want(n, nvme.Success, values[key])
+	}
+	chains := func() string {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		var all []view.Chain
+		return fmt.Sprint(append(all, g.view.Chains...))
+	}
+	before := chains()
+	for i, what := range []string{"value", "value", "value", "segment", "segment", "segment"} {
+		key := keys[i]
+		bad := g.chain([]byte(key))[i%3]
+		lost := values[key][1000:1100]
+		if what == "segment" {
+			lost = key
+		}
+		if bad.flip([]byte(lost)) == 0 {
+			t.Fatalf("%s %s is not on the drive", what, key)
+		}
+		if st, _ := bad.stored(key); st != kvstore.Corrupt {
+			t.Fatalf("the store reads %s, whose %s was damaged: %v", key, what, st)
+		}
+		for _, n := range g.chain([]byte(key)) {
+			read(n, key)
+		}
+		if what == "segment" { // also writes that depend on what is there
+			h.put(key, "another value")
+			h.Condition = kvstore.IfAbsent
+			h.ask(g.chain([]byte(key))[0])
+			if h.Status.Code() != nvme.KeyExists {
+				t.Errorf("a Put of a key that exists: %v", h.Status)
+			}
+		}
+		for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			st, value := bad.stored(key)
+			if st == kvstore.OK && value == values[key] {
+				break
+			}
+			if time.Now().After(end) {
+				t.Fatalf("%s %s of member %d is not repaired: %v", what, key, i%3, st)
+			}
+		}
+	}
+	for _, key := range keys {
+		for _, n := range g.chain([]byte(key)) {
+			read(n, key)
+		}
+	}
+	if after := chains(); after != before {
+		t.Errorf("the chains were %s, and are %s", before, after)
+	}
+	if g.repairs[crrs.RepairDone].Load() < 6 || g.repairs[crrs.RepairNoSource].Load() > 0 {
+		t.Errorf("%d were found, %d were repaired, for %d there was nobody, and %d have failed",
+			g.repairs[0].Load(), g.repairs[1].Load(), g.repairs[2].Load(), g.repairs[3].Load())
+	}
+}
+
+// TestWhatNobodyHasIsReportedForItself: of a range with one member a value is lost. Its clients are told, and all else
+// goes on.
+func TestWhatNobodyHasIsReportedForItself(t *testing.T) {
+	g := newRig(t, 1, 1)
+	g.full(20 * time.Second)
+	n, h, value := g.nodes[0], newHost(), bytes.Repeat([]byte("what is lost"), 200)
+	h.put("key", string(value))
+	h.want(n, nvme.Success, "")
+	if n.flip(value[:100]) == 0 {
+		t.Fatal("the value is not on the drive")
+	}
+	for range 3 {
+		h.get("key")
+		h.want(n, nvme.UnrecoveredReadError, "")
+	}
+	h.put("other", "value")
+	h.want(n, nvme.Success, "")
+	h.put("key", "new")
+	h.want(n, nvme.Success, "")
+	h.get("key")
+	h.want(n, nvme.Success, "new")
+	if g.repairs[crrs.RepairNoSource].Load() == 0 {
+		t.Error("it is not told that nobody has it")
+	}
+}
