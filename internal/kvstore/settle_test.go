@@ -67,7 +67,14 @@ func TestALossIsSettledByACopy(t *testing.T) {
 	if p := d.settle(t, k[0], first.Version, 0); p.Status != Superseded {
 		t.Fatalf("after another loss: %+v", p)
 	}
-	d.get(t, k[0], Corrupt)
+	d.one(t, Request{Op: Delete, Key: k[0], Given: newest + 2, Tombstone: true}, OK)
+	if p := d.settle(t, k[0], first.Version, 0); p.Status != Superseded {
+		t.Fatalf("after another loss, and a write: %+v", p)
+	}
+	// What is known may be older than what was lost.
+	d.get(t, k[0], NotFound)
+	d.one(t, Request{Op: Get, Key: k[0], Sound: true}, Corrupt)
+	d.one(t, Request{Op: Put, Key: k[0], Given: newest + 5, Condition: IfAbsent, Sound: true}, Corrupt)
 	again := d.settle(t, k[0], 0, 0)
 	d.one(t, Request{Op: Put, Key: k[1], Value: []byte("new"), Given: newest + 3}, OK)
 	d.one(t, Request{Op: Delete, Key: k[2], Tombstone: true, Given: newest + 4}, OK)
@@ -86,7 +93,7 @@ func TestALossIsSettledByACopy(t *testing.T) {
 			d.reopen(t, restart == "clean")
 		}
 		for i, key := range k {
-			d.get(t, key, map[bool]Status{true: NotFound, false: OK}[i == 2])
+			d.get(t, key, map[bool]Status{true: NotFound, false: OK}[i == 0 || i == 2])
 		}
 		for _, key := range absent {
 			d.get(t, key, NotFound)

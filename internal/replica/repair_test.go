@@ -78,6 +78,24 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 	}
 }
 
+// TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place.
+func TestWhatAStoreIsAskedForMustBeSound(t *testing.T) {
+	role := headRole
+	for n := range uint8(2) {
+		role.NumOthers = n
+		r, out := alone(t, role), Actions{}
+		r.Read(testKey("key"), nil, 0, 1)
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("a"), Condition: kvstore.IfAbsent})
+		r.Write(&Write{Op: kvstore.Put, Key: testKey("b")})
+		r.Turn(&out)
+		for i, q := range out.Requests {
+			if want := n > 0 && i < 2; q.Sound != want || len(out.Requests) != 3 {
+				t.Errorf("with %d others, request %d: %+v", n, i, q)
+			}
+		}
+	}
+}
+
 // TestAWriteThatTheStoreCannotDoIsTriedAgain for a while: the store may know soon that something is lost. Until then
 // the replica is no worse than before.
 func TestAWriteThatTheStoreCannotDoIsTriedAgain(t *testing.T) {
