@@ -213,6 +213,9 @@ const (
 	Failed
 	// StoreUnreadable is of a Get, or a RangeOp: the store has lost something, or cannot read it. Others are asked.
 	StoreUnreadable
+	// GivenUp is of a RangeOp: nothing was done, because nobody needs it any more (Wants), or it would take too long.
+	// Another node that has asked for it may ask again.
+	GivenUp
 )
 
 // MessageKind is the kind of a Message.

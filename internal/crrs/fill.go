@@ -322,6 +322,9 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 		r.repaired(op, st, out)
 	case op.asker == NoPeer && st == StoreUnreadable:
 		r.passLost(op, out)
+	case op.asker == NoPeer && st == GivenUp:
+		r.drained(op)
+	case st == GivenUp:
 	case st == StoreUnreadable:
 		if op.Lost {
 			r.Repair(op.LostAt, out)
@@ -346,15 +349,25 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	}
 }
 
-// Wants reports whether a batch that the store is asked to take is of the present pass. If not, nobody needs it.
-func (r *Replica) Wants(op *RangeOp) bool { return r.pass.taskOf(op.tag, taskStored) != nil }
+// Wants reports whether a batch that the store is asked to take is of the present pass, or of the repair under way. If
+// not, nobody needs it: it ends as GivenUp.
+func (r *Replica) Wants(op *RangeOp) bool {
+	return r.pass.taskOf(op.tag, taskStored) != nil || r.wantsRepair(op)
+}
+
+// drained notes that the store does not have a batch of an earlier pass any more.
+func (r *Replica) drained(op *RangeOp) {
+	if t := &r.pass.tasks[uint32(op.tag)]; t.state == taskDraining {
+		t.state = taskIdle
+	}
+}
 
 // copiedIn goes on behind a batch that has been stored.
 func (r *Replica) copiedIn(op *RangeOp) {
 	t := r.pass.taskOf(op.tag, taskStored)
 	switch {
 	case t == nil:
-		r.pass.tasks[uint32(op.tag)].state = taskIdle // it was being drained
+		r.drained(op)
 	case op.Last:
 		t.state = taskIdle
 	default:

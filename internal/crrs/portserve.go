@@ -233,6 +233,8 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	i, ok := p.servedBy(op.tag)
 	switch {
 	case op.asker == NoPeer || !ok:
+	case st == GivenUp:
+		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.NamespaceNotReady})
 	case st != Done:
 		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR})
 	case len(out.Sends) == n: // the Replica has no answer: its view has changed, or it is damaged

@@ -263,6 +263,12 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 		tag: p.tag(), epoch: r.role.Epoch})
 }
 
+// wantsRepair reports whether an operation is that for which the repair waits.
+func (r *Replica) wantsRepair(op *RangeOp) bool {
+	p := &r.repair
+	return p.state == repairAtStore && !p.stale && op.tag == p.tag()
+}
+
 // repaired goes on when the store has answered.
 func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 	p := &r.repair

@@ -2,6 +2,7 @@ package replica
 
 import (
 	"math"
+	"slices"
 	"testing"
 
 	"jbofd/internal/crrs"
@@ -118,5 +119,118 @@ func TestAWriteThatTheStoreCannotDoIsTriedAgain(t *testing.T) {
 	}
 	if tries < 10 || now < failingNS || now > 2*failingNS {
 		t.Errorf("after %d tries and %d ns the replica is damaged", tries, now)
+	}
+}
+
+// damagedStore is the store of a replica of which one segment is lost, and another node that has nothing of it. Requests
+// get what answer says, if that is not nil.
+type damagedStore struct {
+	t   *testing.T
+	r   *Replica
+	out Actions
+	now int64
+	// asked are the requests that were answered with OK, in their order, events what became of repairs.
+	asked  []kvstore.Request
+	events []crrs.RepairOutcome
+	answer func(q *kvstore.Request) kvstore.Status
+	// fetch is the status of a Fetch.
+	fetch func(to crrs.Peer) nvme.Status
+}
+
+func newDamagedStore(t *testing.T, role crrs.Role) *damagedStore {
+	d := &damagedStore{t: t, r: alone(t, role), now: 1}
+	d.answer = func(*kvstore.Request) kvstore.Status { return kvstore.OK }
+	d.fetch = func(crrs.Peer) nvme.Status { return nvme.Success }
+	d.turn()
+	d.r.Read(testKey("k"), make([]byte, 100), 5, 77)
+	return d
+}
+
+// turn takes a turn some time later, and answers what it asks for.
+func (d *damagedStore) turn() {
+	d.now += retryNS
+	d.r.SetTime(d.now, testWall)
+	d.r.Turn(&d.out)
+	o := d.out
+	d.out = Actions{}
+	for _, q := range o.Requests {
+		p := kvstore.Reply{Tag: q.Tag, Status: d.answer(&q)}
+		switch {
+		case q.Op == kvstore.Get:
+			p.Status = kvstore.Corrupt
+		case q.Op == kvstore.Settle:
+			p.Version, p.ValueLen = 7, 6
+		}
+		if p.Status == kvstore.OK {
+			d.asked = append(d.asked, q)
+		}
+		d.r.Stored(&p)
+	}
+	for _, c := range o.Commands {
+		st := nvme.NamespaceNotReady
+		if c.SQE.Opcode() == nvme.CmdKVFetch {
+			st = d.fetch(c.To)
+		}
+		if !st.OK() {
+			d.r.Completed(c.Tag, st, 0, nil)
+			continue
+		}
+		k := c.SQE.KVReplica()
+		first := k.First() &^ (1<<k.Bits() - 1)
+		last := first + (1<<k.Bits() - 1)
+		b := nvme.NewKVRange(c.Buf, nvme.KVCopy, first, last, nvme.KVCursorAt(first, nil))
+		b.SetTo(nvme.KVLastOf(last))
+		b.SetFlags(nvme.KVComplete)
+		b.Seal()
+		d.r.Completed(c.Tag, nvme.Success, uint64(b.LenBytes()), c.Buf[:b.LenBytes()])
+	}
+	for _, e := range o.Repairs {
+		d.events = append(d.events, e.Outcome)
+	}
+}
+
+// did counts the requests of a kind that the store has carried out, Settles with a Version only.
+func (d *damagedStore) did(op kvstore.Op) (n int) {
+	for _, q := range d.asked {
+		if q.Op == op && (op != kvstore.Settle || q.Version != 0) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestALossIsSettledOnlyIfSomethingWasCopied, whatever keeps the store from taking the copy at first.
+func TestALossIsSettledOnlyIfSomethingWasCopied(t *testing.T) {
+	for name, st := range map[string]kvstore.Status{"too full": kvstore.OK, "NoMemory": kvstore.NoMemory,
+		"Superseded": kvstore.Superseded, "CapacityExceeded": kvstore.CapacityExceeded} {
+		t.Run(name, func(t *testing.T) {
+			d := newDamagedStore(t, repairRole)
+			refuse := true
+			d.answer = func(q *kvstore.Request) kvstore.Status {
+				if q.Op == kvstore.CopyIn && refuse {
+					return st
+				}
+				return kvstore.OK
+			}
+			d.r.SetFull(true, name == "too full")
+			for range 50 {
+				d.turn()
+			}
+			if d.did(kvstore.Settle) > d.did(kvstore.CopyIn) {
+				t.Fatal("the loss was settled, and nothing was copied in")
+			}
+			refuse = false
+			d.r.SetFull(false, false)
+			for range 50 {
+				d.turn()
+			}
+			if d.did(kvstore.Settle) != 1 || d.did(kvstore.CopyIn) != 1 ||
+				!slices.Equal(d.events, []crrs.RepairOutcome{crrs.RepairBegun, crrs.RepairDone}) {
+				t.Errorf("%d Settles, %d CopyIns, repairs %v", d.did(kvstore.Settle), d.did(kvstore.CopyIn), d.events)
+			}
+			if left := d.r.Left(); left != "" {
+				t.Error(left)
+			}
+		})
 	}
 }

@@ -151,7 +151,7 @@ func (r *Replica) continueLater(out *Actions) {
 		o := r.ops.At(i)
 		if o.ranged != nil && o.ranged.Kind == crrs.CopyIn {
 			if !r.port.Replica().Wants(o.ranged) {
-				r.endRanged(i, crrs.Done) // its membership has ended, and there may never be room for it
+				r.endRanged(i, crrs.GivenUp) // its membership has ended, and there may never be room for it
 				continue
 			}
 			if r.tooFull {
