@@ -60,9 +60,9 @@ const (
 	// Clock of 0 it adds what is newer than what the store has.
 	CopyIn
 	// Settle looks at the segment of the store that First is in. It sets Width to how many high bits of a position say
-	// that it is in that segment, and Clock to other than 0 if the segment has lost something. With that Clock, it
-	// accepts the loss, unless the segment has more positions than those with the same Width high bits, or more was
-	// lost since: then its status is Superseded.
+	// that it is in that segment, and Clock to other than 0 if the segment has lost something; if these bits are fewer
+	// than Width was, the store splits the segment. With that Clock, it accepts the loss, unless the segment has more
+	// positions than those with the same Width high bits, or more was lost since: then its status is Superseded.
 	Settle
 )
 
@@ -79,7 +79,7 @@ type RangeOp struct {
 	Data []byte
 	// Mem is that of the Batch.
 	Mem uint32
-	// Width is that of a Settle.
+	// Width is that of a Settle: bits of a position.
 	Width uint8
 	// Lost: LostAt is a position of what the store could not read. It is for StoreUnreadable.
 	Lost   bool

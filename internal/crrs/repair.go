@@ -176,7 +176,7 @@ func (r *Replica) continueRepair(out *Actions) {
 	op := RangeOp{Part: p.Part, asker: NoPeer, tag: p.tag(), epoch: r.role.Epoch, Width: p.width}
 	switch p.state {
 	case repairAsks:
-		op.Kind, op.First, op.Width = Settle, p.position, 0
+		op.Kind, op.First, op.Width = Settle, p.position, 64-r.bits
 	case repairSettles:
 		op.Kind, op.First, op.Clock = Settle, p.position, p.token
 	case repairWanted:
@@ -311,12 +311,10 @@ func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 		r.endRepair(RepairDone, out)
 		return
 	case p.token != 0 && 64-p.width > r.bits:
-		// The segment has keys of other ranges. What is known of this one can be repaired, the loss cannot be settled.
-		if r.role.Filling {
-			r.endRepair(RepairFailed, out)
-			return
-		}
-		p.token, p.Part = 0, Part{First: r.first, Bits: r.bits}
+		// The segment has positions of other ranges, of which others may be members. The store splits it soon.
+		p.token = 0
+		r.repairLater(repairAsks, out)
+		return
 	case p.token != 0:
 		p.Bits = 64 - p.width
 		p.First &^= 1<<p.Bits - 1

@@ -227,3 +227,70 @@ func TestARepairBeginsAgain(t *testing.T) {
 		t.Error("a repair goes on in another membership")
 	}
 }
+
+// TestASegmentWiderThanTheRangeIsSplitFirst: the member asks for that, and again after a while, and copies nothing
+// before. If it takes too long, the repair is given up for a while.
+func TestASegmentWiderThanTheRangeIsSplitFirst(t *testing.T) {
+	for _, filling := range []bool{false, true} {
+		d := &repairRig{t: t, r: New(Config{Window: 8, Reads: 4, Parts: 1, Bits: 56})}
+		role := middle
+		if role.Filling = filling; filling {
+			role.Successor, role.ChainTail = NoPeer, NoPeer
+		}
+		d.r.SetRole(role, &d.out)
+		d.out = Actions{}
+		now := int64(1)
+		d.r.Advance(now)
+		d.r.queueRepair(1<<40, &d.out)
+		look := func(width uint8) {
+			t.Helper()
+			op := d.op(Settle)
+			if op.Clock != 0 || op.Width != 8 || op.First != 1<<40 {
+				t.Fatalf("%+v", op)
+			}
+			op.Clock, op.Width = 7, width
+			d.r.Ranged(op, Done, &d.out)
+			if d.fetch() != nil || len(d.out.Ranges) > 0 {
+				t.Fatalf("%+v", d.out)
+			}
+		}
+		for range 3 {
+			look(6)
+			now += repairAgainNS
+			d.r.Advance(now)
+		}
+		if op := d.op(Settle); filling {
+			op.Clock, op.Width = 7, 9
+			d.r.Ranged(op, Done, &d.out)
+			if op = d.op(Settle); op.Clock != 7 || op.Width != 9 {
+				t.Fatalf("%+v: it is not settled", op)
+			}
+			continue
+		} else {
+			op.Clock, op.Width = 7, 9
+			d.r.Ranged(op, Done, &d.out)
+		}
+		if s := d.fetch(); s == nil || s.Part.Bits != 55 {
+			t.Fatalf("%+v: its own part is not copied", s)
+		}
+
+		d.r.Repair(1<<55, &d.out)
+		d.r.endRepair(RepairDone, &d.out)
+		d.out = Actions{}
+		asked := 0
+		for begin := now; now < begin+3*repairNS; now += repairAgainNS {
+			d.r.Advance(now)
+			d.r.Repair(1<<55, &d.out)
+			if d.r.Flush(&d.out); len(d.out.Ranges) > 0 {
+				op := d.out.Ranges[0]
+				op.Clock, op.Width = 7, 7
+				d.out.Ranges = nil
+				d.r.Ranged(&op, Done, &d.out)
+				asked++
+			}
+		}
+		if got := d.outcomes(); len(got) < 4 || len(got) > 6 || got[1] != RepairFailed || asked > 3*repairNS/repairAgainNS {
+			t.Errorf("%v, and the store was asked %d times", got, asked)
+		}
+	}
+}

@@ -68,11 +68,12 @@ func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == 
 // needs is how many segments the table needs: one for every KeysPerSegment objects, and so many that their records have
 // at most Config.longBytes on average. So tombstones and identities count as soon as they matter. The table has the
 // length by objects as long as there are few of them, because twice as many of the longest objects fit into longBytes.
+// It needs more if a Settle has said so since the store was opened.
 //
 // KeyLive also counts the keys that splits have left in their sources, for a while, and what is lost in damaged chunks,
 // so that the table may have up to twice the segments that tombstones and identities need. Recovery finds the same.
 func (s *Store) needs() int64 {
-	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes))
+	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes), s.least)
 }
 
 // updateShrinking sets shrinking, and returns it: whether the table has too many segments.

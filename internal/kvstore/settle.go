@@ -16,6 +16,13 @@ import (
 //
 // The Version counts the losses of the store. If another record was lost meanwhile, that may be one with some of the
 // copies: then the Settle ends with Superseded, and the segment stays lossy.
+//
+// Whoever copies may have the keys of some positions only, and a young store has few segments, of many positions. So
+// the first Settle says how narrow a segment must be. If a lossy one is wider, the table grows until it has been split,
+// also if there are not enough keys for that (Store.needs), and each of its parts is lossy until it is settled.
+
+// mostLeast bounds how many segments a Settle may want.
+const mostLeast = 1 << 16
 
 // submitSettle takes a Settle.
 func (s *Store) submitSettle(r *Request) bool {
@@ -38,6 +45,10 @@ func (s *Store) applySettle(a *activeSeg, o *op) bool {
 	case !seg.Lossy():
 		return false
 	case o.want == 0:
+		if width < int(o.slot) && o.slot < 64 {
+			s.least = max(s.least, min(1<<o.slot, mostLeast, int64(s.tbl.Max())))
+			s.progress++
+		}
 		o.version = s.unreadable.losses + 1
 		return a.bytes == 0
 	case o.want != s.unreadable.losses+1 || a.bytes == 0 || width < int(o.slot):

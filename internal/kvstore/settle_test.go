@@ -103,3 +103,51 @@ func TestALossIsSettledByACopy(t *testing.T) {
 		}
 	}
 }
+
+// TestALossySegmentIsSplitForWhoeverSettlesAPart: the parts are lossy, each until it is settled. Without a loss the
+// table keeps its length.
+func TestALossySegmentIsSplitForWhoeverSettlesAPart(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	d.flip() // undone
+	before := d.s.tbl.Len()
+	d.settle(t, d.keys[0], 0, 12)
+	if d.run(); d.s.tbl.Len() != before {
+		t.Fatalf("the table has %d segments in place of %d, and nothing is lost", d.s.tbl.Len(), before)
+	}
+	d.flip()
+	const width = 9
+	if p := d.settle(t, d.keys[0], 0, width); p.Version == 0 || p.ValueLen >= width {
+		t.Fatalf("%+v", p)
+	}
+	d.run()
+	part := func(key []byte) uint64 { return bits.Reverse64(format.HashKey(d.s.hashSeed, key)) >> (64 - width) }
+	p := d.settle(t, d.keys[0], 0, width)
+	if p.Version == 0 || p.ValueLen < width {
+		t.Fatalf("%+v: it is not split; the table has %d segments", p, d.s.tbl.Len())
+	}
+	if p = d.settle(t, d.keys[0], p.Version, width); p.Status != OK {
+		t.Fatalf("%+v", p)
+	}
+	for _, restart := range []string{"", "clean", "crash"} {
+		if restart != "" {
+			d.reopen(t, restart == "clean")
+		}
+		settled, lost := 0, 0
+		for _, key := range append(slices.Clone(d.keys), d.absent...) {
+			want := Corrupt
+			if part(key) == part(d.keys[0]) {
+				want = NotFound
+				settled++
+			} else {
+				lost++
+			}
+			d.get(t, key, want)
+		}
+		if settled == 0 || lost == 0 {
+			t.Fatalf("%d keys are in the part that is settled, %d in others", settled, lost)
+		}
+	}
+	if d.s.pool.Wrong != 0 {
+		t.Errorf("live bytes were counted wrong, %d times", d.s.pool.Wrong)
+	}
+}

@@ -186,3 +186,39 @@ func TestWhatNobodyHasIsReportedForItself(t *testing.T) {
 		t.Error("it is not told that nobody has it")
 	}
 }
+
+// TestANearlyEmptyPartitionIsRepaired: its store has few segments, each with positions of many ranges.
+func TestANearlyEmptyPartitionIsRepaired(t *testing.T) {
+	g := setup{nodes: 3, copies: 3, ranges: 512}.rig(t)
+	g.full(20 * time.Second)
+	h := newHost()
+	const key = "the-key-000001"
+	for i := range 4 {
+		name := fmt.Sprintf("the-key-%06d", i)
+		h.put(name, "value")
+		h.want(g.chain([]byte(name))[0], nvme.Success, "")
+	}
+	head := g.chain([]byte(key))[0]
+	if head.flip([]byte(key)) == 0 {
+		t.Fatal("the key is not on the drive")
+	}
+	h.put(key, "another")
+	h.Condition = kvstore.IfAbsent
+	h.ask(head)
+	if h.Status.Code() != nvme.KeyExists {
+		t.Errorf("a Put of a key that exists: %v", h.Status)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		h.get(key)
+		h.Value = make([]byte, 100)
+		h.want(head, nvme.Success, "value")
+		if st, value := head.stored(key); st == kvstore.OK && value == "value" {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("the segment is not repaired: %v", st)
+		}
+	}
+	if n := g.repairs[crrs.RepairBegun].Load(); n > 8 || g.repairs[crrs.RepairFailed].Load() > 0 {
+		t.Errorf("%d were found, and %d have failed", n, g.repairs[crrs.RepairFailed].Load())
+	}
+}
