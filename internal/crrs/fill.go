@@ -81,7 +81,7 @@ type RangeOp struct {
 	Mem uint32
 	// Width is that of a Settle: bits of a position.
 	Width uint8
-	// Lost: LostAt is a position of what the store could not read. It is for StoreUnreadable.
+	// Lost: LostAt is the last position of what the store could not read. It is for StoreUnreadable.
 	Lost   bool
 	LostAt uint64
 	// repairs: the asker repairs what it cannot read.
@@ -118,6 +118,10 @@ type task struct {
 	// attempt counts the requests to the copier. It is in their tags, so that an answer to an earlier one is
 	// recognized.
 	attempt uint32
+	// again: it takes up something that was open, up to the position end, and that was asked for so many times before.
+	again bool
+	end   uint64
+	tries uint8
 }
 
 // differing are the sub-ranges of a part that were found to differ: one bit each in differ, and in copied if it is to
@@ -135,8 +139,10 @@ type pass struct {
 	// differing are those that no task has taken yet, as a stack.
 	differing []differing
 	tasks     []task
-	complete  bool
-	progress  Progress
+	// open is what the copier cannot read.
+	open     []openPart
+	complete bool
+	progress Progress
 }
 
 // Complete reports whether the replica has all data of its range, as a member since Role.Since. The node reports it to
@@ -169,6 +175,7 @@ func (r *Replica) askAgain() {
 			t.state = taskWanted
 		}
 	}
+	r.pass.askOpen()
 }
 
 // noteLost notes that what was asked for, by the tag of the message, will not be answered.
@@ -200,7 +207,7 @@ func (r *Replica) continuePass(out *Actions) {
 	idle := 0
 	for i := range p.tasks {
 		t := &p.tasks[i]
-		if t.state == taskIdle && !p.take(t) {
+		if t.state == taskIdle && !p.take(t) && !p.takeOpen(t, r.now) {
 			idle++
 		}
 		if t.state != taskWanted {
@@ -215,7 +222,7 @@ func (r *Replica) continuePass(out *Actions) {
 		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
 	}
-	if idle == len(p.tasks) {
+	if idle == len(p.tasks) && len(p.open) == 0 {
 		p.complete, out.Complete = true, true
 	}
 }
@@ -368,7 +375,7 @@ func (r *Replica) copiedIn(op *RangeOp) {
 	switch {
 	case t == nil:
 		r.drained(op)
-	case op.Last:
+	case op.Last || t.again && op.To.Position > t.end:
 		t.state = taskIdle
 	default:
 		t.state, t.From = taskWanted, op.To

@@ -134,7 +134,8 @@ type Incoming struct {
 type Response struct {
 	Handle uint64
 	Status nvme.Status
-	// Result is DW0 and DW1 of a Forward, a Durable, or with nvme.KVWrongView; of a Ship, the length of the value.
+	// Result is DW0 and DW1 of a Forward, a Durable, or with nvme.KVWrongView; of a Ship, the length of the value; of a
+	// Compare or a Fetch with nvme.UnrecoveredReadError, where the loss ends (lossResult).
 	Result uint64
 	// Version, Expires and Value are those of a Ship. The Value does not change before the turn is carried out.
 	Version uint64
@@ -363,6 +364,10 @@ func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 		}
 	case q.kind == Fetch && isRepair(q.tag) && st != nvme.Success:
 		p.r.repairRefused(q.tag, st == nvme.UnrecoveredReadError, out)
+		out.free(o.Mem)
+		return
+	case (q.kind == Compare || q.kind == Fetch) && st == nvme.UnrecoveredReadError:
+		p.r.copierLost(q.tag, lossEnd(o.Result))
 		out.free(o.Mem)
 		return
 	case st == nvme.KVWrongView:

@@ -236,7 +236,11 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	case st == GivenUp:
 		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.NamespaceNotReady})
 	case st != Done:
-		t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR})
+		a := Response{Handle: p.unserve(i), Status: nvme.UnrecoveredReadError | nvme.DNR}
+		if op.Lost {
+			a.Result = lossResult(op.LostAt)
+		}
+		t.Responses = append(t.Responses, a)
 	case len(out.Sends) == n: // the Replica has no answer: its view has changed, or it is damaged
 		p.refuseView(i, t)
 	}

@@ -363,6 +363,9 @@ func (r *Replica) Full() bool { return r.full || r.behindFull }
 // DueNS is when the next turn must be taken at the latest, by the time of Advance; 0: never.
 func (r *Replica) DueNS() int64 {
 	at := r.repairDueNS()
+	if due := r.pass.openDueNS(); due > r.now && (at == 0 || due < at) {
+		at = due // one that is due already waits for a task
+	}
 	switch {
 	case !r.role.Member || r.damaged:
 		return 0

@@ -54,8 +54,8 @@ func (o *storeOp) lost(p *kvstore.Reply) {
 	o.ranged.Lost, o.ranged.LostAt = b.Lost(), lossOf(b)
 }
 
-// lossOf is a position of what is lost in a KVRange: of the value, or within the segment. One of a segment ends in
-// front of the next position.
+// lossOf is the last position of what is lost in a KVRange: that of the value, or of the segment. One of a segment ends
+// in front of the next position.
 func lossOf(b nvme.KVRange) uint64 {
 	to := b.To()
 	if to.KeyLen == 0 {

@@ -234,3 +234,50 @@ func TestALossIsSettledOnlyIfSomethingWasCopied(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatTheCopierCannotReadIsAskedForSeldom: the member that is filled wakes for it, and takes what there is besides.
+func TestWhatTheCopierCannotReadIsAskedForSeldom(t *testing.T) {
+	role := crrs.Role{Epoch: 3, Member: true, Filling: true, Since: 3, Predecessor: 0, Successor: crrs.NoPeer,
+		ChainTail: crrs.NoPeer, NumOthers: 1, Others: [crrs.MaxOthers]crrs.Peer{0}}
+	r, out := alone(t, role), Actions{}
+	var durable nvme.SQE
+	durable.SetOpcode(nvme.CmdKVDurable)
+	durable.KVReplica().SetEpoch(3)
+	durable.KVReplica().SetClock(3 << 40)
+	r.Receive(0, 56, &durable, nil, 3)
+	compared, fetched := 0, 0
+	for now, turns := int64(1), 0; now < 600e9; turns++ {
+		r.SetTime(now, testWall)
+		r.Turn(&out)
+		o := out
+		out = Actions{}
+		for _, c := range o.Commands {
+			st := nvme.Success
+			switch c.SQE.Opcode() {
+			case nvme.CmdKVCompare:
+				compared++
+				st = nvme.UnrecoveredReadError | nvme.DNR
+			case nvme.CmdKVFetch:
+				fetched++
+				st = nvme.UnrecoveredReadError | nvme.DNR
+			}
+			r.Completed(c.Tag, st, 0, nil)
+		}
+		switch {
+		case len(o.Commands) > 0:
+		case o.WakeNS <= now:
+			t.Fatalf("at %d ns the replica wants to wake at %d", now, o.WakeNS)
+		default:
+			now = o.WakeNS
+		}
+		if turns > 10000 {
+			t.Fatalf("%d Compares and %d Fetches until %d ns", compared, fetched, now)
+		}
+	}
+	if compared != 1+64 || fetched < 64 || fetched > 64*20 {
+		t.Errorf("%d Compares and %d Fetches in ten minutes", compared, fetched)
+	}
+	if r.Complete() || r.Damaged() {
+		t.Errorf("complete %v, damaged %v", r.Complete(), r.Damaged())
+	}
+}

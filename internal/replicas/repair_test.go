@@ -222,3 +222,43 @@ func TestANearlyEmptyPartitionIsRepaired(t *testing.T) {
 		t.Errorf("%d were found, and %d have failed", n, g.repairs[crrs.RepairFailed].Load())
 	}
 }
+
+// TestTheRestIsCopiedOfWhatTheOnlyMemberHasPartlyLost, so that it is not lost with that member.
+func TestTheRestIsCopiedOfWhatTheOnlyMemberHasPartlyLost(t *testing.T) {
+	g := setup{nodes: 2, copies: 2, ranges: 2}.rig(t) // each with many segments
+	g.full(20 * time.Second)
+	g.setOut(1)
+	survivor, other := g.nodes[0], g.nodes[1]
+	g.soon("the other node has no ranges", func() bool { return g.holds(other) == 0 })
+	h := newHost()
+	var keys []string
+	for i := range 60 {
+		key := fmt.Sprintf("a-key-%03d", i)
+		keys = append(keys, key)
+		h.put(key, "value of "+key)
+		h.want(survivor, nvme.Success, "")
+	}
+	if survivor.flip([]byte(keys[7])) == 0 {
+		t.Fatal("the key is not on the drive")
+	}
+	var have, lost []string
+	for _, key := range keys {
+		if st, _ := survivor.stored(key); st == kvstore.OK {
+			have = append(have, key)
+		} else {
+			lost = append(lost, key)
+		}
+	}
+	if len(have) < 10 || len(lost) == 0 {
+		t.Fatalf("the survivor has %d keys, and has lost %d", len(have), len(lost))
+	}
+	g.setOut()
+	for _, key := range have {
+		g.soon("what is not lost is copied", func() bool {
+			st, value := other.stored(key)
+			return st == kvstore.OK && value == "value of "+key
+		})
+	}
+	h.get(lost[0])
+	h.want(survivor, nvme.UnrecoveredReadError, "")
+}

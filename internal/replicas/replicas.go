@@ -216,6 +216,8 @@ type member struct {
 	before, behind neighbour
 	// complete and damaged are what was reported.
 	complete, damaged bool
+	// repairsQuietNS is until when no other line is logged about what cannot be repaired.
+	repairsQuietNS int64
 }
 
 // retryLostNS is when a command is sent again whose node could not be reached.

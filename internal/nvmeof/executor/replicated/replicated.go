@@ -153,7 +153,7 @@ func (k *command) ReplicaDone(*replicas.Request) (kick bool) {
 	c.Result = k.Result
 	switch {
 	case !k.Status.OK():
-		if !k.wide && k.Status.Code() != nvme.KVWrongView {
+		if !k.wide && k.Kind != replicas.Node && k.Status.Code() != nvme.KVWrongView {
 			c.Result = 0
 		}
 	case k.Kind == replicas.Node:
