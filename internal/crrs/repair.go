@@ -100,6 +100,9 @@ type RepairEvent struct {
 // repairBit is in the tags of messages and RangeOps of repairs.
 const repairBit = 1 << 31
 
+// Repairs reports whether a CopyIn is of a repair: it replaces what there was.
+func (op *RangeOp) Repairs() bool { return isRepair(op.tag) }
+
 func isRepair(tag uint64) bool { return uint32(tag) == repairBit }
 
 func (p *repair) tag() uint64 { return uint64(p.attempt)<<32 | repairBit }
@@ -263,10 +266,10 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 		tag: p.tag(), epoch: r.role.Epoch})
 }
 
-// wantsRepair reports whether an operation is that for which the repair waits.
+// wantsRepair reports whether an operation is that for which the repair waits, and it has not taken too long.
 func (r *Replica) wantsRepair(op *RangeOp) bool {
 	p := &r.repair
-	return p.state == repairAtStore && !p.stale && op.tag == p.tag()
+	return p.state == repairAtStore && !p.stale && op.tag == p.tag() && r.now-p.beginNS < repairNS
 }
 
 // repaired goes on when the store has answered.

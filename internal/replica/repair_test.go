@@ -235,6 +235,52 @@ func TestALossIsSettledOnlyIfSomethingWasCopied(t *testing.T) {
 	}
 }
 
+// TestARepairWithoutRoomEnds: its batch is not stored later, when a Delete may have left no trace any more. In another
+// epoch it ends as well, and begins again. A partition that is only too full to be filled takes it.
+func TestARepairWithoutRoomEnds(t *testing.T) {
+	for _, what := range []string{"time", "epoch", "too full"} {
+		d := newDamagedStore(t, repairRole)
+		d.answer = func(q *kvstore.Request) kvstore.Status {
+			if q.Op == kvstore.CopyIn && what != "too full" {
+				return kvstore.CapacityExceeded
+			}
+			return kvstore.OK
+		}
+		d.r.SetFull(true, true)
+		for range 50 {
+			d.turn()
+		}
+		want := []crrs.RepairOutcome{crrs.RepairBegun, crrs.RepairFailed}
+		switch what {
+		case "too full":
+			want[1] = crrs.RepairDone
+		case "time":
+			for d.now < 11e9 {
+				d.turn()
+			}
+		default:
+			role := repairRole
+			role.Epoch++
+			d.r.Adopt(role, 1)
+			d.answer = func(*kvstore.Request) kvstore.Status { return kvstore.OK }
+			fetched := 0
+			d.fetch = func(crrs.Peer) nvme.Status {
+				fetched++
+				return nvme.Success
+			}
+			for range 50 {
+				d.turn()
+			}
+			if want = append(want[:1], crrs.RepairBegun, crrs.RepairDone); fetched != 1 || d.did(kvstore.CopyIn) != 1 {
+				t.Errorf("in another epoch there were %d copies, of which %d were stored", fetched, d.did(kvstore.CopyIn))
+			}
+		}
+		if left := d.r.Left(); left != "" || !slices.Equal(d.events, want) {
+			t.Errorf("%s: repairs %v; %s", what, d.events, left)
+		}
+	}
+}
+
 // TestWhatTheCopierCannotReadIsAskedForSeldom: the member that is filled wakes for it, and takes what there is besides.
 func TestWhatTheCopierCannotReadIsAskedForSeldom(t *testing.T) {
 	role := crrs.Role{Epoch: 3, Member: true, Filling: true, Since: 3, Predecessor: 0, Successor: crrs.NoPeer,

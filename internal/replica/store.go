@@ -154,7 +154,7 @@ func (r *Replica) continueLater(out *Actions) {
 				r.endRanged(i, crrs.GivenUp) // its membership has ended, and there may never be room for it
 				continue
 			}
-			if r.tooFull {
+			if r.isTooFull(o.ranged) {
 				r.ops.Links.Push(&r.later, i)
 				continue
 			}
@@ -207,7 +207,7 @@ func (r *Replica) beginRanges(out *Actions) {
 			continue
 		case crrs.CopyIn:
 			q.Op, q.Value, q.Version = kvstore.CopyIn, rop.Data, rop.Clock
-			if r.tooFull {
+			if r.isTooFull(&rop) {
 				r.tryLater(n, retryFullNS)
 				continue
 			}
@@ -275,6 +275,9 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	}
 	r.endRanged(i, st)
 }
+
+// isTooFull reports whether there is no room for a batch. That of a repair needs none but what it was stored in before.
+func (r *Replica) isTooFull(batch *crrs.RangeOp) bool { return r.tooFull && !batch.Repairs() }
 
 // endRanged ends a request for a range.
 func (r *Replica) endRanged(i int32, st crrs.StoreStatus) {
