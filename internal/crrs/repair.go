@@ -63,9 +63,9 @@ type repair struct {
 	token uint64
 	// bound is the version up to which own writes have to end.
 	bound uint64
-	// source counts the other members that could not help.
-	source  uint8
-	attempt uint32
+	// source is the one of Role.Others that is asked. lacks has a bit for each that cannot read what comes next.
+	source, lacks uint8
+	attempt       uint32
 	// beginNS is when it has begun, dueNS when it goes on.
 	beginNS, dueNS int64
 	// queue are the positions that wait, queued how many.
@@ -240,16 +240,26 @@ func (r *Replica) askSource(out *Actions) {
 		From: p.From}}, out)
 }
 
-// repairRefused notes that a batch was not got. lacks: the other member cannot read it either.
+// repairRefused notes that a batch was not got. lacks: the other member cannot read it either. The next one is asked,
+// and after some time when all were.
 func (r *Replica) repairRefused(tag uint64, lacks bool, out *Actions) {
-	p := &r.repair
-	switch {
-	case p.state != repairAsked || tag != p.tag():
-	case lacks:
-		p.source++
-		p.From, p.state = Cursor{}, repairWanted
-	default:
-		r.repairLater(repairWanted, out)
+	p, n := &r.repair, r.role.NumOthers
+	if p.state != repairAsked || tag != p.tag() {
+		return
+	}
+	if lacks {
+		p.lacks |= 1 << p.source
+	}
+	if p.lacks == 1<<n-1 {
+		r.endRepair(RepairNoSource, out)
+		return
+	}
+	p.state = repairWanted
+	for again := true; again; again = p.lacks>>p.source&1 != 0 {
+		if p.source++; p.source == n {
+			p.source = 0
+			r.repairLater(repairWanted, out)
+		}
 	}
 }
 
@@ -283,12 +293,8 @@ func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 		return
 	}
 	switch did := p.next; {
-	case st == StoreUnreadable:
+	case st == StoreUnreadable, st == Superseded && did == repairSettles: // more was lost meanwhile
 		r.repairLater(repairAsks, out)
-		p.From, p.source = Cursor{}, 0
-	case st == Superseded && did == repairSettles: // more was lost meanwhile
-		r.repairLater(repairAsks, out)
-		p.From, p.source = Cursor{}, 0
 	case st != Done:
 		r.endRepair(RepairFailed, out)
 	case did == repairAsks:
@@ -296,7 +302,7 @@ func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 	case did == repairSettles:
 		r.settled(op, out)
 	case !p.Last:
-		p.state, p.From = repairWanted, p.To
+		p.state, p.From, p.lacks = repairWanted, p.To, 0
 	case p.token != 0:
 		p.state = repairSettles
 	default:
@@ -308,7 +314,7 @@ func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 	p := &r.repair
 	p.token, p.width, p.bound = op.Clock, op.Width, r.version
-	p.Part = Part{First: p.position}
+	p.Part, p.source, p.lacks = Part{First: p.position}, 0, 0
 	switch {
 	case p.token == 0 && r.role.Filling: // the loss is not there any more
 		r.endRepair(RepairDone, out)

@@ -294,3 +294,45 @@ func TestASegmentWiderThanTheRangeIsSplitFirst(t *testing.T) {
 		}
 	}
 }
+
+// TestASourceThatDoesNotAnswerHidesNoOther: all are asked in turn, from where the copy is, and those that cannot read
+// it not again. The repair ends when none can.
+func TestASourceThatDoesNotAnswerHidesNoOther(t *testing.T) {
+	d := newRepairRig(t)
+	d.look()
+	asks := func(to Peer, from uint64) *Send {
+		t.Helper()
+		s := d.fetch()
+		if s == nil || s.To != to || s.Part.From.Position != from {
+			t.Fatalf("%+v, want one to %d from %x on", s, to, from)
+		}
+		return s
+	}
+	d.r.repairRefused(asks(3, 0).Tag, false, &d.out)
+	d.r.repairRefused(asks(1, 0).Tag, true, &d.out)
+	if s := d.fetch(); s != nil {
+		t.Fatalf("%+v at once after all were asked", s)
+	}
+	d.r.Advance(1 + repairAgainNS)
+	d.r.Ranged(d.batch(asks(3, 0), false), Done, &d.out)
+	d.r.repairRefused(asks(3, 1<<41).Tag, true, &d.out)
+	d.r.Advance(1 + 2*repairAgainNS)
+	d.r.repairRefused(asks(1, 1<<41).Tag, false, &d.out)
+	d.r.Advance(1 + 3*repairAgainNS)
+	d.r.repairRefused(asks(1, 1<<41).Tag, true, &d.out)
+	if d.fetch() != nil || !slices.Equal(d.outcomes(), []RepairOutcome{RepairBegun, RepairNoSource}) {
+		t.Fatalf("%v when all lack it", d.outcomes())
+	}
+	// While nobody answers it is not said that nobody has it.
+	d = newRepairRig(t)
+	d.look()
+	for now := int64(1); now < 2*repairNS && d.r.repairing(); now += repairAgainNS {
+		d.r.Advance(now)
+		for s := d.fetch(); s != nil; s = d.fetch() {
+			d.r.repairRefused(s.Tag, s.To == 3, &d.out)
+		}
+	}
+	if !slices.Equal(d.outcomes(), []RepairOutcome{RepairBegun, RepairFailed}) {
+		t.Errorf("%v when one does not answer", d.outcomes())
+	}
+}
