@@ -172,6 +172,8 @@ func (r *Replica) continueRepair(out *Actions) {
 		if p.state = repairWanted; r.role.Filling {
 			p.state = repairSettles
 		}
+	} else if p.state == repairWaits && !r.role.Filling && r.now-p.beginNS >= repairNS {
+		r.endRepair(RepairFailed, out)
 	}
 	if r.now < p.dueNS {
 		return
@@ -389,6 +391,9 @@ func (r *Replica) passLost(op *RangeOp, out *Actions) {
 // repairDueNS is when the repair goes on; 0: by itself.
 func (r *Replica) repairDueNS() int64 {
 	p := &r.repair
+	if p.state == repairWaits && !r.role.Filling {
+		return p.beginNS + repairNS
+	}
 	if p.dueNS <= r.now || p.state == repairAsked || p.state == repairAtStore || !r.repairing() {
 		return 0
 	}

@@ -336,3 +336,20 @@ func TestASourceThatDoesNotAnswerHidesNoOther(t *testing.T) {
 		t.Errorf("%v when one does not answer", d.outcomes())
 	}
 }
+
+// TestARepairDoesNotWaitForWritesForEver: others of the range can be repaired meanwhile. A member that is filled waits,
+// because it has nothing else to do.
+func TestARepairDoesNotWaitForWritesForEver(t *testing.T) {
+	d := newRepairRig(t)
+	d.r.Receive(1, &Message{Kind: Forward, Epoch: 2, Seq: 1, Op: Put, Version: 5, Key: Key{Len: 1}}, &d.out)
+	d.look()
+	d.r.Flush(&d.out)
+	if due := d.r.DueNS(); due <= repairNS || due > repairNS+1e9 {
+		t.Fatalf("it wants a turn at %d", due)
+	}
+	d.r.Advance(d.r.DueNS())
+	d.r.Flush(&d.out)
+	if !slices.Equal(d.outcomes(), []RepairOutcome{RepairBegun, RepairFailed}) || d.out.Damaged {
+		t.Errorf("%v", d.outcomes())
+	}
+}

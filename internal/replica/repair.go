@@ -12,9 +12,11 @@ import (
 
 // failingNS is for how long a write is tried again that the store cannot do; then the replica is damaged. unjudgedNS is
 // for how long one is whose condition the store cannot judge, because what it is about is lost; then it is refused.
+// uncommittedNS is for how long a copy for a repair waits for writes; then its asker may ask again, or another member.
 const (
-	failingNS  = 2e9
-	unjudgedNS = 10e9
+	failingNS     = 2e9
+	unjudgedNS    = 10e9
+	uncommittedNS = 1e9
 )
 
 // isUnreadable reports whether a status says that the store has lost something, or cannot read it.
@@ -64,12 +66,16 @@ func lossOf(b nvme.KVRange) uint64 {
 	return to.Position
 }
 
-// answerRepairs answers those CopyOuts for repairs of which all is committed.
+// answerRepairs answers those CopyOuts for repairs of which all is committed, or that have waited for that for too long.
+// They stay in their order.
 func (r *Replica) answerRepairs() {
 	for n := r.uncommitted.N; n > 0; n-- {
 		i := r.ops.Links.Pop(&r.uncommitted)
 		if o := r.ops.At(i); r.port.Replica().Ended(o.ranged, o.bound) {
 			r.endRanged(i, crrs.Done)
+			continue
+		} else if r.now-o.failingNS >= uncommittedNS {
+			r.endRanged(i, crrs.GivenUp)
 			continue
 		}
 		r.ops.Links.Push(&r.uncommitted, i)

@@ -14,12 +14,15 @@ import (
 var repairRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: 0, Successor: crrs.NoPeer,
 	ChainTail: crrs.NoPeer, NumOthers: 2, Others: [crrs.MaxOthers]crrs.Peer{0, 1}}
 
-// TestACopyForARepairIsOfWhatIsCommitted: what the store had when it was read may be of a write that is not.
-func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
+// askedForARepair returns a replica that has a write which is not committed, and has read a copy of n bytes for a repair
+// of the member behind, by command 55.
+func askedForARepair(t *testing.T) (r *Replica, n int) {
+	t.Helper()
 	role := repairRole
 	role.Successor, role.ChainTail, role.Others[0] = 2, 2, 2
 	role.Predecessor = 0
-	r, out := alone(t, role), Actions{}
+	r = alone(t, role)
+	out := Actions{}
 	forward(r, 1, 10)
 	r.Turn(&out)
 	if len(out.Requests) != 1 {
@@ -44,6 +47,13 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 	b.SetFlags(nvme.KVComplete)
 	b.Seal()
 	r.Stored(&kvstore.Reply{Tag: q.Tag, ValueLen: b.LenBytes()})
+	return r, b.LenBytes()
+}
+
+// TestACopyForARepairIsOfWhatIsCommitted: what the store had when it was read may be of a write that is not.
+func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
+	r, n := askedForARepair(t)
+	out := Actions{}
 	var commands []Command
 	answered := func() bool {
 		out = Actions{}
@@ -51,7 +61,7 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 		commands = append(commands, out.Commands...)
 		for _, a := range out.Responses {
 			if a.Handle == 55 {
-				if !a.Status.OK() || len(a.Data) != b.LenBytes() {
+				if !a.Status.OK() || len(a.Data) != n {
 					t.Fatalf("%+v", a)
 				}
 				return true
@@ -77,6 +87,35 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 	if !answered() {
 		t.Fatal("all is committed, and nothing is answered")
 	}
+}
+
+// TestACopyForARepairIsNotHeldForLong: a write may not end for as long as its chain is held up, and a command that has no
+// answer would end the connection of all ranges.
+func TestACopyForARepairIsNotHeldForLong(t *testing.T) {
+	r, _ := askedForARepair(t)
+	for now, turns := int64(1), 0; turns < 20; turns++ {
+		out := Actions{}
+		r.SetTime(now, testWall)
+		r.Turn(&out)
+		for _, a := range out.Responses {
+			if a.Handle != 55 {
+				continue
+			}
+			if a.Status != nvme.NamespaceNotReady || now < 1e9/2 || now > 2e9 {
+				t.Errorf("after %d ns: %+v", now, a)
+			}
+			r.Turn(&out)
+			if b := r.cfg.Batches.outs; len(b.free) != len(b.all) {
+				t.Error("the buffer is not free")
+			}
+			return
+		}
+		if out.WakeNS <= now {
+			break
+		}
+		now = out.WakeNS
+	}
+	t.Error("it has no answer")
 }
 
 // TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place.

@@ -295,6 +295,9 @@ func (r *Replica) Turn(out *Actions) {
 	if r.starved {
 		r.wake(out, r.starvedNS)
 	}
+	if r.uncommitted.N > 0 {
+		r.wake(out, r.ops.At(r.uncommitted.First).failingNS+uncommittedNS)
+	}
 	if at := r.port.Replica().DueNS(); at != 0 {
 		r.wake(out, at)
 	}

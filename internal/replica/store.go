@@ -19,7 +19,7 @@ type storeOp struct {
 	buffer int32 // of a CopyOut
 	// bound is the version up to which all writes have to end before a CopyOut for a repair is answered.
 	bound uint64
-	// failingNS is since when the store cannot do a write; 0: it has not failed.
+	// failingNS is since when the store cannot do a write, or a CopyOut waits for the end of others; 0: neither.
 	failingNS int64
 	req       kvstore.Request
 	key       crrs.Key // of req
@@ -265,7 +265,7 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 		o.ranged.To, o.ranged.Last, o.ranged.Data = cursorOf(&to), b.Complete(), b
 		st = crrs.Done
 		if r.port.Replica().OfRepair(o.ranged) {
-			o.bound = r.port.Replica().Version()
+			o.bound, o.failingNS = r.port.Replica().Version(), r.now
 			r.ops.Links.Push(&r.uncommitted, i)
 			r.answerRepairs()
 			return
