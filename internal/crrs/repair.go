@@ -33,7 +33,7 @@ const (
 	repairAgainNS = 50e6
 	repairPauseNS = 1e9
 	repairNS      = 10e9
-	// passRestarts is how often a pass begins again because of a loss that is not found.
+	// passRestarts is how often a pass begins again because of a loss that is not found, or that cannot be settled.
 	passRestarts = 3
 )
 
@@ -202,7 +202,7 @@ func (r *Replica) beginRepair(out *Actions) {
 	*p = repair{state: repairAsks, position: position, attempt: p.attempt + 1, beginNS: r.now, queue: p.queue,
 		queued: p.queued, restarts: p.restarts}
 	out.Repairs = append(out.Repairs, RepairEvent{Position: position})
-	if r.role.NumOthers == 0 {
+	if r.role.NumOthers == 0 && !r.role.Filling {
 		r.endRepair(RepairNoSource, out)
 	}
 }
@@ -214,9 +214,15 @@ func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	if p.state, p.dueNS = repairIdle, r.now; how != RepairDone {
 		p.dueNS = r.now + repairPauseNS
 	}
-	if p.attempt++; how != RepairDone && r.role.Filling {
-		r.fail(out) // it can not be filled
+	if p.attempt++; how == RepairDone || !r.role.Filling {
+		return
 	}
+	if p.restarts++; p.restarts > passRestarts || p.queued == repairQueue {
+		r.fail(out) // it cannot be filled
+		return
+	}
+	p.queue[p.queued] = p.position
+	p.queued++
 }
 
 // repairLater has a step taken again after some time, unless the repair has taken too long.

@@ -353,3 +353,37 @@ func TestARepairDoesNotWaitForWritesForEver(t *testing.T) {
 		t.Errorf("%v", d.outcomes())
 	}
 }
+
+// TestAFillingMemberTriesToSettleForAWhile: its drive may read again later. In the end it is damaged.
+func TestAFillingMemberTriesToSettleForAWhile(t *testing.T) {
+	for _, again := range []bool{false, true} {
+		d := &repairRig{t: t, r: New(Config{Window: 8, Reads: 4, Parts: 1, Bits: 64})}
+		role := middle
+		role.Filling, role.Successor, role.ChainTail = true, NoPeer, NoPeer
+		d.r.SetRole(role, &d.out)
+		d.r.Advance(1)
+		d.r.queueRepair(1<<40, &d.out)
+		settled := false
+		for now := int64(1); now < 10*repairNS && !d.r.damaged; now += repairAgainNS {
+			d.r.Advance(now)
+			d.r.Flush(&d.out)
+			for len(d.out.Ranges) > 0 {
+				op := d.out.Ranges[0]
+				d.out.Ranges = d.out.Ranges[1:]
+				st := StoreUnreadable
+				if op.Kind == Settle && again && now > 2*repairNS {
+					st, settled = Done, settled || op.Clock != 0
+					op.Clock, op.Width = 7, 6
+				}
+				d.r.Ranged(&op, st, &d.out)
+				d.r.Flush(&d.out)
+			}
+		}
+		if d.r.damaged == again || settled != again || d.r.repairing() && again {
+			t.Errorf("again %v: damaged %v, settled %v: %v", again, d.r.damaged, settled, d.outcomes())
+		}
+		if n := len(d.outcomes()); !again && (d.r.now < 3*repairNS || n < 6 || n > 10) {
+			t.Errorf("it is damaged after %d ns: %v", d.r.now, d.outcomes())
+		}
+	}
+}

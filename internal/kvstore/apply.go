@@ -38,6 +38,8 @@ func (s *Store) apply(i, oi int32) bool {
 		seg.Complete()
 		o.used = true
 		return true
+	case opProbe:
+		return false
 	case Settle:
 		return s.applySettle(a, o)
 	case opMove:

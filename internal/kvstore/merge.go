@@ -234,7 +234,7 @@ func (s *Store) mergeDone() {
 	for waiting.N > 0 {
 		i := s.opLinks.Pop(&waiting)
 		switch o := &s.ops[i]; o.kind {
-		case opRewrite, opAudit, opExpire: // they were about the segment
+		case opRewrite, opAudit, opExpire, opProbe: // they were about the segment
 			s.finish(i, OK)
 		default:
 			s.dispatch(i)

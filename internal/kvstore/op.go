@@ -137,6 +137,10 @@ func (s *Store) finish(i int32, st Status) {
 		s.opLinks.PushFront(&s.freeInt, i)
 		return
 	}
+	if o.kind == opProbe {
+		s.opLinks.PushFront(&s.freeInt, i)
+		return
+	}
 	if o.kind == opSweep {
 		o.ready = true
 		s.sweptSegment(o, st)

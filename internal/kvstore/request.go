@@ -73,6 +73,7 @@ const (
 	opAudit   // look at a segment for an audit
 	opExpire  // drop what has expired in a segment
 	opSweep   // drop what a Drop has covered in a segment
+	opProbe   // read a segment, to see whether the drive reads anything
 	opClear   // remove what an exact CopyIn does not have from a segment
 )
 

@@ -127,7 +127,7 @@ func (s *Store) blank(i int32) {
 func (s *Store) dispatch(i int32) {
 	o := &s.ops[i]
 	number := o.segment
-	if o.kind != opRewrite && o.kind != opAudit && o.kind != opExpire { // an opSweep goes by its position
+	if o.kind != opRewrite && o.kind != opAudit && o.kind != opExpire && o.kind != opProbe { // others go by a position
 		number = s.tbl.Segment(o.hash)
 	}
 	at, fresh := s.activate(number, o.pays())
@@ -155,7 +155,7 @@ func (s *Store) segmentRead(i int32, ok bool) {
 		s.unreadable.read(a)
 	}
 	switch {
-	case !ok && !s.unreadable.isLost(a, s.now):
+	case !ok && !s.unreadable.isLost(a, s.now, s.mostReads(a)):
 		s.failSegment(i, DeviceError)
 		return
 	case sound:
@@ -183,6 +183,8 @@ type unreadables struct {
 	any bool
 	// reads is the number of reads of segments that have succeeded, losses how often one was found lost.
 	reads, losses uint64
+	// probed is the segment that was probed last.
+	probed uint32
 }
 
 // unreadable is a segment that was read in vain, tries times since sinceNS. reads is unreadables.reads at that time.
@@ -194,20 +196,23 @@ type unreadable struct {
 	reads   uint64
 }
 
-// What it takes for an unreadable segment to count as lost, besides maxTries.
+// What it takes for an unreadable segment to count as lost, besides maxTries. settleReads is for one of which a Settle
+// asks, because somebody else has what is lost.
 const (
 	unreadableNS    = 1e9
 	unreadableReads = 100
+	settleReads     = 16
 )
 
-// isLost notes that a read of a segment has failed, and reports whether the segment is lost.
-func (u *unreadables) isLost(a *activeSeg, now int64) bool {
+// isLost notes that a read of a segment has failed, and reports whether the segment is lost. That takes so many reads
+// of others.
+func (u *unreadables) isLost(a *activeSeg, now int64, reads uint64) bool {
 	oldest := &u.last[0]
 	for i := range u.last {
 		e := &u.last[i]
 		if e.number == a.number && e.entry == a.entry {
 			e.tries++
-			return e.tries >= maxTries && now-e.sinceNS >= unreadableNS && u.reads-e.reads >= unreadableReads
+			return e.tries >= maxTries && now-e.sinceNS >= unreadableNS && u.reads-e.reads >= reads
 		}
 		if e.sinceNS < oldest.sinceNS {
 			oldest = e

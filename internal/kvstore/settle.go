@@ -59,3 +59,32 @@ func (s *Store) applySettle(a *activeSeg, o *op) bool {
 	s.sweepNow()
 	return true
 }
+
+// probeSteps is how many segments are looked at to find some that are probed.
+const probeSteps = 256
+
+// mostReads is how many others must have been read for an unreadable segment to count as lost. If a Settle asks, the
+// store reads some for that: an idle one would never know.
+func (s *Store) mostReads(a *activeSeg) uint64 {
+	asked := false
+	for o := a.waiting.First; o != none; o = s.opLinks.Next(o) {
+		asked = asked || s.ops[o].kind == Settle
+	}
+	if !asked {
+		return unreadableReads
+	}
+	u := &s.unreadable
+	for n, steps := 0, 0; n < settleReads && steps < probeSteps && s.freeInt.N > maxMoves/4; steps++ {
+		if u.probed++; u.probed >= s.tbl.Len() {
+			u.probed = 0
+		}
+		if u.probed == a.number || s.tbl.Get(u.probed) == 0 || s.isActive(u.probed) {
+			continue
+		}
+		i := s.opLinks.Pop(&s.freeInt)
+		s.ops[i] = op{kind: opProbe, ready: true, segment: u.probed, parts: [2]part{noPart, noPart}}
+		s.dispatch(i)
+		n++
+	}
+	return settleReads
+}

@@ -151,3 +151,40 @@ func TestALossySegmentIsSplitForWhoeverSettlesAPart(t *testing.T) {
 		t.Errorf("live bytes were counted wrong, %d times", d.s.pool.Wrong)
 	}
 }
+
+// TestASettleFindsOutWhetherASegmentCanBeRead: an idle store does not learn otherwise that the drive reads all but one.
+// If it reads nothing, nothing counts as lost, and what can be read again is there.
+func TestASettleFindsOutWhetherASegmentCanBeRead(t *testing.T) {
+	for _, what := range []string{"one segment", "one segment for a while", "everything"} {
+		d := newLossyRig(t, 1000)
+		d.flip() // undone
+		at := d.s.tbl.Get(d.segment).Offset()
+		d.unreadable(at, at+1)
+		if what == "everything" {
+			d.unreadable(0, 1<<40)
+		}
+		tries, p := 0, Reply{Status: DeviceError}
+		for ; tries < 100 && p.Status == DeviceError; tries++ {
+			if what == "one segment for a while" && tries == 5 {
+				d.fail = nil
+			}
+			p = d.settle(t, d.keys[0], 0, 0)
+			d.now += 50e6
+		}
+		switch {
+		case what == "everything":
+			if p.Status != DeviceError {
+				t.Errorf("%s: %+v", what, p)
+			}
+		case what == "one segment" && (p.Status != OK || p.Version == 0 || tries > 30 || tries < 10):
+			t.Errorf("%s: %+v after %d tries", what, p, tries)
+		case what == "one segment for a while" && (p.Status != OK || p.Version != 0):
+			t.Errorf("%s: %+v after %d tries", what, p, tries)
+		}
+		if d.fail = nil; what == "one segment" {
+			d.one(t, Request{Op: Get, Key: d.keys[0], Value: make([]byte, 100)}, Corrupt)
+			continue
+		}
+		d.one(t, Request{Op: Get, Key: d.keys[0], Value: make([]byte, 100)}, OK)
+	}
+}

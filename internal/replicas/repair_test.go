@@ -13,6 +13,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/partition"
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
 )
 
 // raw reads or writes the drive of a node, past everything else.
@@ -30,26 +31,33 @@ func (n *node) raw(op ssd.Op, at int64, buf []byte) {
 	must(n.rig.t, q.Close())
 }
 
-// flip flips a bit of each place of a node's drive that has some bytes, and reports how many there are.
-func (n *node) flip(what []byte) (places int) {
+// find returns where a node's drive has some bytes.
+func (n *node) find(what []byte) (places []int64) {
 	const piece = 1 << 20
 	buf := make([]byte, piece)
 	for at := int64(0); at < n.dev.Info().SizeBytes; at += piece {
 		n.raw(ssd.Read, at, buf)
-		found := false
 		for from := 0; ; {
 			i := bytes.Index(buf[from:], what)
 			if i < 0 {
 				break
 			}
-			buf[from+i] ^= 4
+			places = append(places, at+int64(from+i))
 			from += i + 1
-			places++
-			found = true
 		}
-		if found {
-			n.raw(ssd.Write, at, buf)
-		}
+	}
+	return places
+}
+
+// flip flips a bit of each place of a node's drive that has some bytes, and reports how many there are.
+func (n *node) flip(what []byte) (places int) {
+	const block = 4096
+	buf := make([]byte, block)
+	for _, at := range n.find(what) {
+		n.raw(ssd.Read, at/block*block, buf)
+		buf[at%block] ^= 4
+		n.raw(ssd.Write, at/block*block, buf)
+		places++
 	}
 	return places
 }
@@ -261,4 +269,46 @@ func TestTheRestIsCopiedOfWhatTheOnlyMemberHasPartlyLost(t *testing.T) {
 	}
 	h.get(lost[0])
 	h.want(survivor, nvme.UnrecoveredReadError, "")
+}
+
+// TestWhatADriveRefusesToReadIsRepaired also where there is nothing else to do, so that the store does not learn by
+// itself that the drive reads everything else: a write of it is held up for a moment, and the view stays what it was.
+func TestWhatADriveRefusesToReadIsRepaired(t *testing.T) {
+	for _, what := range []string{"read", "write"} {
+		g := newRig(t, 3, 3)
+		g.full(20 * time.Second)
+		h := newHost()
+		for i := range 200 {
+			key := fmt.Sprintf("some-key-%03d", i)
+			h.put(key, "value")
+			h.want(g.chain([]byte(key))[0], nvme.Success, "")
+		}
+		const key = "some-key-007"
+		head := g.chain([]byte(key))[0]
+		var rules []fault.Rule
+		for _, at := range head.find([]byte(key)) {
+			rules = append(rules, fault.Rule{Ops: []ssd.Op{ssd.Read}, Offset: at, Len: 1, Err: ssd.ErrMedia})
+		}
+		if len(rules) == 0 {
+			t.Fatal("the key is not on the drive")
+		}
+		before := fmt.Sprint(g.chain([]byte(key)))
+		head.dev.SetRules(rules...)
+		value := "value"
+		if what == "write" {
+			value = "another"
+			h.put(key, value)
+			h.want(head, nvme.Success, "")
+		}
+		h.get(key)
+		h.Value = make([]byte, 100)
+		h.want(head, nvme.Success, value)
+		g.soon("the segment is repaired", func() bool {
+			st, got := head.stored(key)
+			return st == kvstore.OK && got == value
+		})
+		if after := fmt.Sprint(g.chain([]byte(key))); after != before {
+			t.Errorf("%s: the chain was %s, and is %s", what, before, after)
+		}
+	}
 }
