@@ -100,7 +100,7 @@ type leftRange struct {
 	state leftState
 	// tries counts the Drops since it was left.
 	tries uint8
-	// dueNS is when it may be looked through.
+	// dueNS is when it may be looked through; while it is dropped, for losses.
 	dueNS int64
 }
 
@@ -110,6 +110,9 @@ type lookThrough struct {
 	// nothing. drop: the Request is a Drop.
 	number                     int
 	running, asked, void, drop bool
+	// losses: it is looked for losses alone, because the Drop of the range is not over.
+	losses bool
+	settlement
 	// from is where the next Request begins, key its key.
 	from             nvme.KVCursor
 	value            []byte
@@ -125,7 +128,7 @@ const (
 	// pollDropsNS is how often is looked for the end of Drops, pollWantedNS how often if a chain waits for it.
 	pollDropsNS, pollWantedNS = 1e9, 20e6
 	// retryDropNS is when a range is looked through again that could not be, or that has something left; it grows up to
-	// retryDropMostNS, which is also the time for one that has lost something.
+	// retryDropMostNS.
 	retryDropNS, retryDropMostNS = 1e9, 600e9
 	lookBytes                    = 64 << 10
 )
@@ -158,7 +161,8 @@ func (d *Drops) See(now int64, number int, s Standing) {
 		r.state, r.tries, r.dueNS = rangeLeft, 0, now+d.cfg.AfterNS
 		d.lookAt(r.dueNS)
 	}
-	if l := &d.look; l.running && l.number == number && !(l.drop && l.asked) && (r.state != rangeLeft || was != s) {
+	if l := &d.look; l.running && l.number == number && !(l.drop && l.asked) &&
+		(r.state != rangeLeft && !l.losses || was != s) {
 		d.endLook()
 	}
 }
@@ -222,6 +226,10 @@ func (d *Drops) Looked(now int64, number int, dropping bool, out *DropActions) {
 	}
 	d.dropping = d.dropping[:n]
 	r.state = rangeKept
+	d.lookAt(now) // others may have waited for a place
+	if l := &d.look; l.running && l.losses && l.number == number {
+		d.endLook()
+	}
 	switch s := r.Standing; {
 	case s.Member:
 		out.Free = append(out.Free, number)
@@ -243,20 +251,26 @@ func (d *Drops) proceed(now int64, out *DropActions) {
 		return
 	}
 	if !l.running {
-		if now < d.lookNS || len(d.dropping) >= mostDropping || !d.findDue(now) {
+		if now < d.lookNS || !d.findDue(now) {
 			return
 		}
 		l.running, l.value = true, make([]byte, lookBytes)
+		l.losses = d.ranges[l.number].state == rangeDropping
 	}
 	first, last := d.bounds(l.number)
 	q := &out.Request
 	*q = kvstore.Request{Op: kvstore.Scan, Range: kvstore.Range{First: first, Last: last}, Background: true}
-	if l.drop {
+	switch {
+	case l.settlement.running:
+		l.request(q, d.cfg.Bits)
+	case l.drop:
 		q.Op, q.Version = kvstore.Drop, l.greatest
 		d.setDropping(l.number)
-		d.ranges[l.number].tries = min(d.ranges[l.number].tries, 20) + 1
+		r := &d.ranges[l.number]
+		r.tries, r.dueNS = min(r.tries, 20)+1, now+dropLongNS
+		d.lookAt(r.dueNS)
 		d.pollNS = now + pollDropsNS
-	} else {
+	default:
 		q.Value, q.Range.From, q.Key = l.value, max(first, l.from.Position), l.from.Key[:l.from.KeyLen]
 	}
 	l.asked, out.Asks, out.Number = true, true, l.number
@@ -273,7 +287,7 @@ func (d *Drops) findDue(now int64) bool {
 	for range d.ranges {
 		number := d.next
 		d.next = (d.next + 1) % len(d.ranges)
-		if r := &d.ranges[number]; r.state == rangeLeft {
+		if r := &d.ranges[number]; r.state == rangeLeft && len(d.dropping) < mostDropping || r.state == rangeDropping {
 			if now >= r.dueNS {
 				d.look, d.lookNS = lookThrough{number: number}, now
 				return true
@@ -308,7 +322,7 @@ func (d *Drops) later(now, after int64) {
 		r.state = rangeLeft
 	}
 	l.asked, l.drop = false, false
-	if r.state == rangeLeft {
+	if r.state == rangeLeft || l.losses {
 		r.dueNS = now + after
 	}
 	d.endLook()
@@ -341,9 +355,12 @@ func (d *Drops) Answered(now int64, p *kvstore.Reply) (dropped DropStats) {
 		d.lookNS = now + pauseNS
 	case p.Status == kvstore.NoMemory || p.Status == kvstore.Aborted:
 		d.later(now, retryDropNS)
-	case p.Status != kvstore.OK || p.ValueLen < nvme.KVRangeHeaderBytes || b.Lost():
-		// A Drop of what cannot be read would stay on the list, and keep the partition from being filled.
+	case l.settlement.running:
+		d.settleAnswered(now, p)
+	case p.ValueLen < nvme.KVRangeHeaderBytes || p.Status != kvstore.OK && !b.Lost():
 		d.later(now, retryDropMostNS)
+	case b.Lost():
+		d.beginSettle(now, b)
 	default:
 		for e := range b[:p.ValueLen].Entries() {
 			l.objects++
@@ -353,6 +370,8 @@ func (d *Drops) Answered(now int64, p *kvstore.Reply) (dropped DropStats) {
 		l.from = b.To()
 		switch {
 		case !b.Complete():
+		case l.losses:
+			d.later(now, dropLongNS)
 		case l.objects == 0:
 			d.ranges[l.number].state = rangeEmpty
 			d.endLook()
@@ -372,7 +391,7 @@ func (d *Drops) wake(now int64, authority bool, out *DropActions) {
 	case d.look.asked:
 	case d.look.running:
 		at = now
-	case len(d.dropping) < mostDropping && d.lookNS != 0:
+	case d.lookNS != 0:
 		at = min(at, d.lookNS)
 	}
 	if !authority && at < now+retryDropNS {

@@ -28,17 +28,21 @@ type dropRig struct {
 	since [dropRanges]int64
 	// has are the versions of each range in the store, in the order of positions. ending are Drops that are not over,
 	// and when they are.
-	has       [dropRanges][]uint64
-	ending    map[int]int64
-	until     int64 // of the authority
-	busy      [dropRanges]bool
-	lost      int // a range of which something is lost, or -1
-	asked     *kvstore.Request
-	askedOf   int
-	acts      replica.DropActions
-	requests  int
-	drops     int
-	postponed int
+	has    [dropRanges][]uint64
+	ending map[int]int64
+	until  int64 // of the authority
+	busy   [dropRanges]bool
+	lost   int // a range of which something is lost, or -1
+	// wide: the segment of what is lost is wider than the range so many times. refuses: it cannot be settled. settled
+	// counts how often it was.
+	wide, settled int
+	refuses       bool
+	asked         *kvstore.Request
+	askedOf       int
+	acts          replica.DropActions
+	requests      int
+	drops         int
+	postponed     int
 }
 
 func newDropRig(t *testing.T, rng *rand.Rand) *dropRig {
@@ -110,11 +114,13 @@ func (g *dropRig) look(a *replica.DropActions) {
 // request takes a request, or postpones it.
 func (g *dropRig) request(number int, q kvstore.Request) (postponed bool) {
 	s := g.views[number]
-	if g.asked != nil || s.Member || !s.Full || g.now-g.since[number] < dropAfter || g.now >= g.until {
+	forLosses := g.d.Busy(number) && q.Op != kvstore.Drop
+	if g.asked != nil || g.now >= g.until || !forLosses && (s.Member || !s.Full || g.now-g.since[number] < dropAfter) {
 		g.t.Fatalf("at %d: a request %v of range %d, which is %+v since %d, with authority until %d; one before: %v",
 			g.now, q.Op, number, s, g.since[number], g.until, g.asked)
 	}
-	if q.Range.First != uint64(number)<<dropBits || q.Range.Last-q.Range.First != 1<<dropBits-1 || !q.Background {
+	if (q.Range.First != uint64(number)<<dropBits || q.Range.Last-q.Range.First != 1<<dropBits-1) &&
+		(q.Op != kvstore.Settle || q.Range.First>>dropBits != uint64(number)) || !q.Background {
 		g.t.Fatalf("a request for range %d: %+v", number, q)
 	}
 	if g.rng.IntN(10) == 0 && g.lost < 0 {
@@ -125,6 +131,10 @@ func (g *dropRig) request(number int, q kvstore.Request) (postponed bool) {
 	g.requests++
 	switch q.Op {
 	case kvstore.Scan:
+	case kvstore.Settle:
+		if number != g.lost || q.Version == 0 && q.Range.Width != 64-dropBits || q.Version != 0 && q.Range.Width != 60 {
+			g.t.Fatalf("a Settle of range %d: %+v", number, q)
+		}
 	case kvstore.Drop:
 		g.drops++
 		if len(g.has[number]) == 0 || q.Version != slices.Max(g.has[number]) || number == g.lost {
@@ -144,6 +154,17 @@ func (g *dropRig) answer() {
 	g.asked = nil
 	p := kvstore.Reply{}
 	switch {
+	case q.Op == kvstore.Settle && g.refuses:
+		p.Status = kvstore.DeviceError
+	case q.Op == kvstore.Settle && g.wide > 0:
+		g.wide--
+		p.Version, p.ValueLen = 7, 64-dropBits-1
+	case q.Op == kvstore.Settle:
+		p.Version, p.ValueLen = 7, 60
+		if q.Version != 0 {
+			g.settled++
+			g.lost = dropRanges
+		}
 	case q.Op == kvstore.Drop:
 		p.Status = []kvstore.Status{kvstore.OK, kvstore.OK, kvstore.DeviceError, kvstore.NoMemory}[g.rng.IntN(4)]
 		if g.ending[number] = g.now + g.rng.Int64N(3000*ms); p.Status != kvstore.NoMemory {
@@ -170,6 +191,7 @@ func (g *dropRig) answer() {
 		if number == g.lost {
 			p.Status = kvstore.Corrupt
 			b.SetFlags(b.Flags() | nvme.KVLost)
+			b.SetTo(nvme.KVCursorAt(first+uint64(max(end, 1)), nil))
 		}
 		b.Seal()
 		p.ValueLen = b.LenBytes()
@@ -262,23 +284,67 @@ func (g *dropRig) settle() {
 }
 
 // TestWhatCannotBeReadIsNotDropped: a Drop of it would stay on the list of the store, and keep the partition from being
-// filled. It is looked at again after some time.
+// filled. It is settled first: as soon as the store can do that, and when its segment has no positions of other ranges.
 func TestWhatCannotBeReadIsNotDropped(t *testing.T) {
 	g := newDropRig(t, rand.New(rand.NewPCG(1, 2)))
-	g.lost, g.until = 7, 1<<62
+	g.lost, g.until, g.refuses, g.wide = 7, 1<<62, true, 3
 	g.has[7] = []uint64{1, 2, 3}
 	for number := range g.views {
 		g.see(number, replica.Standing{Full: true})
 	}
-	for g.turn(); g.requests < dropRanges+3; g.turn() {
-		if g.asked != nil {
-			g.answer()
-		} else if g.now = max(g.now, g.acts.WakeNS); g.acts.WakeNS == 0 {
-			t.Fatal("it is not looked at again")
+	run := func(ok func() bool) {
+		t.Helper()
+		for g.turn(); !ok(); g.turn() {
+			if g.asked != nil {
+				g.answer()
+			} else if g.now = max(g.now, g.acts.WakeNS); g.acts.WakeNS == 0 {
+				t.Fatal("it is not looked at again")
+			}
 		}
 	}
-	if g.drops > 0 || g.now < dropAfter+2*600e9 {
+	run(func() bool { return g.requests >= dropRanges+10 })
+	if g.drops > 0 || g.now < dropAfter+3*10e9 {
 		t.Errorf("%d Drops; it was looked at %d times within %d ms", g.drops, g.requests-dropRanges+1, g.now/ms)
+	}
+	g.refuses = false
+	run(func() bool { return g.drops > 0 })
+	if g.settled != 1 || g.wide != 0 {
+		t.Errorf("it was settled %d times; the segment is %d times too wide", g.settled, g.wide)
+	}
+}
+
+// TestALossBehindTheScanDoesNotKeepARangeFromComingBack: a Drop that takes long may have met a segment that cannot be
+// read. It is settled, also while the chain has the partition again.
+func TestALossBehindTheScanDoesNotKeepARangeFromComingBack(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		g := newDropRig(t, rand.New(rand.NewPCG(1, 2)))
+		g.lost, g.until = dropRanges, 1<<62
+		g.has[7] = []uint64{1, 2, 3}
+		g.see(7, replica.Standing{Full: true})
+		for begin := int64(0); g.settled == 0; g.turn() {
+			if g.asked != nil {
+				drop := g.asked.Op == kvstore.Drop
+				if g.answer(); drop {
+					g.ending[7], begin = 1<<62, g.now
+					if g.lost = 7; back {
+						g.see(7, replica.Standing{Version: 1, Member: true, Full: true})
+					}
+				}
+			} else if g.now = max(g.now, g.acts.WakeNS); begin != 0 && g.now > begin+20e9 {
+				t.Fatalf("back %v: it is not settled in 20 s", back)
+			}
+		}
+		g.ending[7] = g.now
+		for i := 0; g.d.Busy(7); g.turn() {
+			if i++; i > 100 {
+				t.Fatalf("back %v: the range is busy for ever", back)
+			}
+			if g.asked != nil {
+				g.answer()
+			} else {
+				g.now = max(g.now, g.acts.WakeNS)
+			}
+		}
 	}
 }
 

@@ -114,7 +114,6 @@ func (s *sim) drain(n *node) {
 	case s.out[n.id]:
 		s.trace("node %d is taken back", n.id)
 		delete(s.out, n.id)
-	case n.id == s.hurt: // a Drop waits for segments that cannot be read
 	case len(s.out)+1 < len(s.nodes):
 		s.trace("node %d is drained", n.id)
 		s.counts["drained"]++
