@@ -62,6 +62,11 @@ type sim struct {
 	fills   int
 	// out are nodes that are to have no replica.
 	out map[int]bool
+	// number, first and bits are those of the range, in which the keys have their positions.
+	number int
+	first  uint64
+	bits   uint8
+	names  [keys]string
 	// hurt is the node whose drive has bits that flip, healed: it has lost nothing any more. faulty is the one whose
 	// drive fails requests until faultNS.
 	hurt, faulty int
@@ -328,6 +333,7 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 	for k := range s.keys {
 		s.keys[k].versions = map[uint64]uint64{}
 	}
+	s.setRange()
 	members := nodes
 	if s.rng.IntN(4) == 0 {
 		members = 1 + s.rng.IntN(5)

@@ -38,22 +38,29 @@ func (s *sim) client() {
 
 func (s *sim) anyKey() int { return min(s.rng.IntN(keys), s.rng.IntN(keys)) }
 
-// names are those of keys. They are at two parts of the hash space, of 64, so that a copy of one takes several batches.
-var names = func() (names [keys]string) {
+// names are those of keys. They are at two parts of the range, of 64, so that a copy of one takes several batches.
+// narrowNames are those of keys in narrowRange of 256 ranges.
+var names, narrowNames = namesIn(0, 0), namesIn(narrowRange, 8)
+
+const narrowRange = 3
+
+// namesIn returns names of keys of a range, where so many bits of a position say of which one it is.
+func namesIn(number uint64, width int) (names [keys]string) {
 	n := 0
 	for k := range names {
 		for ; names[k] == ""; n++ {
 			name := fmt.Sprint("key", n)
-			if bits.Reverse64(format.HashKey(hashSeed, []byte(name)))>>58 == uint64(5*(k%2)) {
+			at := bits.Reverse64(format.HashKey(hashSeed, []byte(name)))
+			if at>>(58-width) == number<<6+uint64(5*(k%2)) {
 				names[k] = name
 			}
 		}
 	}
 	return names
-}()
+}
 
-func keyOf(k int) (key crrs.Key) {
-	key.Len = uint8(copy(key.Bytes[:], names[k]))
+func (s *sim) keyOf(k int) (key crrs.Key) {
+	key.Len = uint8(copy(key.Bytes[:], s.names[k]))
 	return key
 }
 
@@ -83,7 +90,7 @@ func (s *sim) write() {
 	if s.rng.IntN(3) == 0 {
 		length += s.rng.IntN(longest - 8)
 	}
-	w := replica.Write{Op: kvstore.Put, Key: keyOf(k), Value: valueOf(s.values, length),
+	w := replica.Write{Op: kvstore.Put, Key: s.keyOf(k), Value: valueOf(s.values, length),
 		ID: kvstore.Identity{Client: 1, Seq: s.values, KeepUntil: 2e9}}
 	o := linear.Operation{Write: true, Value: s.values, Begin: s.Now(), End: math.MaxInt64}
 	switch s.rng.IntN(8) {
@@ -171,7 +178,7 @@ func (s *sim) read(k int, begin int64) {
 		n = s.nodes[s.chain[s.rng.IntN(len(s.chain))]]
 	}
 	value := make([]byte, 8+s.rng.IntN(longest))
-	s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(keyOf(k), value, 5, tag) }, func(p replica.Reply) {
+	s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(s.keyOf(k), value, 5, tag) }, func(p replica.Reply) {
 		s.trace("read of key %d at %d: %+v", k, n.id, p)
 		st := &s.keys[k]
 		o := linear.Operation{Begin: begin, End: s.Now()}

@@ -64,14 +64,14 @@ func (s *sim) heal() {
 		return
 	}
 	// A Scan finds also segments that have no keys any more.
-	scan := &replica.Scan{Range: kvstore.Range{Last: math.MaxUint64, From: lost.Position},
+	scan := &replica.Scan{Range: kvstore.Range{First: s.first, Last: s.last(), From: max(s.first, lost.Position)},
 		Key: crrs.Key{Bytes: lost.Key, Len: lost.KeyLen}, Value: make([]byte, 64<<10)}
 	s.ask(n, func(r *replica.Replica, tag uint64) {
 		scan.Tag = tag
 		r.Scan(scan)
 	}, func(replica.Reply) {})
 	for k := range keys {
-		s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(keyOf(k), make([]byte, longest), 5, tag) },
+		s.ask(n, func(r *replica.Replica, tag uint64) { r.Read(s.keyOf(k), make([]byte, longest), 5, tag) },
 			func(replica.Reply) {})
 	}
 }
@@ -87,7 +87,7 @@ func (s *sim) toldOfDamage(n *node) {
 
 // lost reports where the store has lost something first, or that it has lost nothing. It takes no virtual time.
 func (n *node) lost() (from nvme.KVCursor, sound bool) {
-	q := kvstore.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64}, Value: make([]byte, 1<<20),
+	q := kvstore.Request{Op: kvstore.CopyOut, Range: n.sim.all(), Value: make([]byte, 1<<20),
 		Tag: math.MaxUint64}
 	for {
 		if !n.store.Submit(&q) {
@@ -107,4 +107,19 @@ func (n *node) lost() (from nvme.KVCursor, sound bool) {
 			}
 		}
 	}
+}
+
+// setRange gives the history a range: everything, or so little that a segment of a store with few keys has positions of
+// others.
+func (s *sim) setRange() {
+	if s.bits, s.names = 64, names; s.rng.IntN(2) == 0 {
+		s.number, s.bits, s.names, s.first = narrowRange, 56, narrowNames, narrowRange<<56
+	}
+}
+
+// last is the last position of the range, all is the range.
+func (s *sim) last() uint64 { return s.first + 1<<s.bits - 1 }
+
+func (s *sim) all() kvstore.Range {
+	return kvstore.Range{First: s.first, Last: s.last(), From: s.first}
 }

@@ -18,11 +18,14 @@ const dropTag = math.MaxUint64 - 1
 
 // startDrops begins a new process.
 func (n *node) startDrops() {
-	n.drops = replica.NewDrops(replica.DropsConfig{Ranges: 1, Bits: 64, AfterNS: n.sim.upTo(lease / 2)})
+	n.drops = replica.NewDrops(replica.DropsConfig{Ranges: n.sim.number + 1, Bits: n.sim.bits, AfterNS: n.sim.upTo(lease / 2)})
+	for other := range n.sim.number {
+		n.drops.See(0, other, replica.Standing{Member: true})
+	}
 	n.dropActs, n.until, n.seen, n.held = replica.DropActions{}, 0, 0, nil
-	if n.store.Dropping(0, math.MaxUint64, false) {
+	if n.store.Dropping(n.sim.first, n.sim.last(), false) {
 		n.sim.counts["drop of an earlier process"]++
-		n.drops.Resume(0)
+		n.drops.Resume(n.sim.number)
 	}
 }
 
@@ -43,9 +46,9 @@ func (s *sim) adopt(n *node, role crrs.Role, place int, standing replica.Standin
 	}
 	n.seen = role.Epoch
 	s.call(n, func(r *replica.Replica) {
-		n.drops.See(n.clock(s.Now()), 0, standing)
+		n.drops.See(n.clock(s.Now()), s.number, standing)
 		n.held = nil
-		if role.Member && n.drops.Busy(0) {
+		if role.Member && n.drops.Busy(s.number) {
 			s.counts["held"]++
 			n.held = func() { s.call(n, func(r *replica.Replica) { r.Adopt(role, place) }) }
 			return
@@ -157,7 +160,7 @@ func (s *sim) emptied() {
 
 // objects counts those of the store, with tombstones.
 func (n *node) objects() (count uint64) {
-	q := kvstore.Request{Op: kvstore.Count, Range: kvstore.Range{Last: math.MaxUint64}, Value: make([]byte, 1<<10)}
+	q := kvstore.Request{Op: kvstore.Count, Range: n.sim.all(), Value: make([]byte, 1<<10)}
 	n.askStore(&q, func(b nvme.KVRange) { count += b.Totals().Objects() + b.Totals().Tombstones() })
 	return count
 }

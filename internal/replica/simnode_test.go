@@ -163,8 +163,8 @@ func (n *node) start() {
 	n.r = replica.New(replica.Config{HashSeed: hashSeed, Memory: n.mem, Batches: batches,
 		TombstoneSeconds: 3600, Alloc: alloc,
 		PortConfig: crrs.PortConfig{Range: 3, Keep: uint8(1 + s.rng.IntN(4)), Requests: 8 + s.rng.IntN(30),
-			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, Bits: 64, Parts: parts,
-				Leaf: 1 + s.rng.Uint64N(4)}}})
+			Served: 2 + s.rng.IntN(8), Config: crrs.Config{Window: 8, Reads: 8, First: s.first, Bits: s.bits,
+				Parts: parts, Leaf: 1 + s.rng.Uint64N(4)}}})
 	n.acts = replica.Actions{}
 	n.r.SetTime(n.clock(s.Now()), wall(s.Now()))
 	n.startDrops()
@@ -280,7 +280,7 @@ func (s *sim) storeTurn(n *node) {
 // contents is what the store has of each key, identities included.
 func (n *node) contents() map[string]string {
 	all := map[string]string{}
-	q := kvstore.Request{Op: kvstore.CopyOut, Range: kvstore.Range{Last: math.MaxUint64}, Value: make([]byte, 1<<20)}
+	q := kvstore.Request{Op: kvstore.CopyOut, Range: n.sim.all(), Value: make([]byte, 1<<20)}
 	n.askStore(&q, func(b nvme.KVRange) {
 		for e := range b.Entries() {
 			var ids []nvme.KVIdentity
