@@ -1,5 +1,7 @@
 package crrs
 
+import "math"
+
 // Repair.
 //
 // What the store of a member cannot read, another member that serves has. The member stays one meanwhile: its clients
@@ -140,6 +142,16 @@ func (p *repair) covers(position uint64) bool {
 
 // repairing reports whether there is a repair under way, or to be begun.
 func (r *Replica) repairing() bool { return r.repair.state != repairIdle || r.repair.queued > 0 }
+
+// Sound is the version above which what the store knows in a segment that has lost keys is no older than what was lost.
+// While others serve it is the greatest there is, because they are asked. A member that is left alone trusts what it has
+// been given since: that has greater versions than all before. One that was always alone has nothing but what is known.
+func (r *Replica) Sound() uint64 {
+	if r.role.NumOthers > 0 {
+		return math.MaxUint64
+	}
+	return r.soundAbove
+}
 
 // Ended reports whether all writes with a version up to a bound have ended, and what was asked for in an epoch is of no
 // use any more otherwise.

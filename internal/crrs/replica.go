@@ -41,6 +41,8 @@ type Replica struct {
 	askNS                      int64
 	// missed: there was no slot for a Forward.
 	missed bool
+	// soundAbove is what Sound returns while no other member serves.
+	soundAbove uint64
 
 	tables *Tables
 	writes slab.Table[write]
@@ -169,6 +171,9 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	}
 	pending := r.takePending()
 	r.role = role
+	if !stayed || role.NumOthers > 0 {
+		r.soundAbove = 0
+	}
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
 	r.missed = false // a Sync follows, or this is the ChainHead, which misses none
 	r.base, r.clock, r.toldClock = 0, 0, 0
@@ -198,6 +203,9 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	}
 	r.version = max(r.version, 1)
 	r.base = r.version
+	if stayed && was.NumOthers > 0 && role.NumOthers == 0 {
+		r.soundAbove = r.base
+	}
 	for n := r.unordered.N; n > 0; n-- {
 		switch i := r.writes.Links.Pop(&r.unordered); {
 		case r.writes.At(i).deciding:

@@ -56,12 +56,12 @@ func (s *Store) apply(i, oi int32) bool {
 		}
 		return seg.Vacant() && a.bytes > 0 // splits have taken all keys of the record, and nobody else may write it
 	}
-	if o.sound && seg.Lossy() {
+	at, number := seg.FindNumber(o.key[:o.keyLen])
+	if o.sound != 0 && seg.Lossy() && (at == 0 || seg.Item(at).Version() <= o.sound) {
 		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
 		o.status = Corrupt
 		return false
 	}
-	at, number := seg.FindNumber(o.key[:o.keyLen])
 	o.item = int16(number)
 	if e := o.entry(); e != nil {
 		return s.applyIdentified(a, at, o, e)

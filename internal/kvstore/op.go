@@ -64,8 +64,8 @@ type op struct {
 	id            Identity
 	tombstone     bool
 	full          bool // there was no room for it
-	sound         bool // Request.Sound
 	expires       uint32
+	sound         uint64 // Request.Sound
 	want, version uint64
 	// given is Request.Given. Such an op brings its identity as an entry of a CopyIn does.
 	given uint64

@@ -193,10 +193,11 @@ type Request struct {
 	// version at least as high. The ID is looked for only if it is a Retry. A Delete without a Condition leaves its
 	// Tombstone also if the key does not exist. IfNewer is no Condition of such a request.
 	Given uint64
-	// Sound: a Get, Put or Delete ends with Corrupt, and nothing has changed, if the key's segment has lost keys.
-	// Without it what is known of a key counts. But where writes come in another order than that of their versions, as
-	// with Given, the newest one may be lost, and an older one known that came later.
-	Sound bool
+	// Sound: a Get, Put or Delete ends with Corrupt, and nothing has changed, if the key's segment has lost keys and
+	// does not have this one with a greater version. With 0 whatever is known of a key counts. But where writes come in
+	// another order than that of their versions, as with Given, the newest one may be lost, and an older one known that
+	// came later.
+	Sound uint64
 	// Restore: a CopyIn also stores objects of keys that do not exist but had a newer version of which identities are
 	// left, with a new version. Tombstones count nevertheless.
 	Restore bool

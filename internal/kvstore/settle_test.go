@@ -73,8 +73,12 @@ func TestALossIsSettledByACopy(t *testing.T) {
 	}
 	// What is known may be older than what was lost.
 	d.get(t, k[0], NotFound)
-	d.one(t, Request{Op: Get, Key: k[0], Sound: true}, Corrupt)
-	d.one(t, Request{Op: Put, Key: k[0], Given: newest + 5, Condition: IfAbsent, Sound: true}, Corrupt)
+	d.one(t, Request{Op: Get, Key: k[0], Sound: math.MaxUint64}, Corrupt)
+	d.one(t, Request{Op: Put, Key: k[0], Given: newest + 5, Condition: IfAbsent, Sound: math.MaxUint64}, Corrupt)
+	d.one(t, Request{Op: Get, Key: k[0], Sound: newest + 2}, Corrupt)
+	d.one(t, Request{Op: Get, Key: k[0], Sound: newest + 1}, NotFound)
+	d.one(t, Request{Op: Put, Key: k[0], Given: newest + 2, Condition: IfAbsent, Sound: newest + 1}, Superseded)
+	d.one(t, Request{Op: Put, Key: k[0], Given: newest + 2, Condition: IfAbsent, Sound: newest + 2}, Corrupt)
 	again := d.settle(t, k[0], 0, 0)
 	d.one(t, Request{Op: Put, Key: k[1], Value: []byte("new"), Given: newest + 3}, OK)
 	d.one(t, Request{Op: Delete, Key: k[2], Tombstone: true, Given: newest + 4}, OK)

@@ -118,19 +118,39 @@ func TestACopyForARepairIsNotHeldForLong(t *testing.T) {
 	t.Error("it has no answer")
 }
 
-// TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place.
+// TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place. A member that is left alone counts what it has
+// been given since then; one that was always alone has nothing else.
 func TestWhatAStoreIsAskedForMustBeSound(t *testing.T) {
-	role := headRole
-	for n := range uint8(2) {
-		role.NumOthers = n
+	for _, others := range [][]uint8{{0}, {1}, {1, 0}, {0, 0}, {1, 0, 0}, {1, 0, 1}, {2, 1}} {
+		role := headRole
+		role.NumOthers = others[0]
 		r, out := alone(t, role), Actions{}
+		want := uint64(0)
+		for i, n := range others {
+			if i > 0 {
+				role.Epoch, role.NumOthers = role.Epoch+1, n
+				r.Adopt(role, 1)
+			}
+			switch {
+			case n > 0:
+				want = math.MaxUint64
+			case want == math.MaxUint64:
+				want = r.port.Replica().Version()
+			}
+		}
+		r.Turn(&out)
+		out = Actions{}
 		r.Read(testKey("key"), nil, 0, 1)
 		r.Write(&Write{Op: kvstore.Put, Key: testKey("a"), Condition: kvstore.IfAbsent})
 		r.Write(&Write{Op: kvstore.Put, Key: testKey("b")})
 		r.Turn(&out)
 		for i, q := range out.Requests {
-			if want := n > 0 && i < 2; q.Sound != want || len(out.Requests) != 3 {
-				t.Errorf("with %d others, request %d: %+v", n, i, q)
+			sound := want
+			if i == 2 {
+				sound = 0
+			}
+			if q.Sound != sound || len(out.Requests) != 3 || q.Given != 0 && want != math.MaxUint64 && q.Given <= want {
+				t.Errorf("with %d others, request %d: %+v, want %d", others, i, q, sound)
 			}
 		}
 	}

@@ -49,9 +49,10 @@ func (r *Replica) beginStores(out *Actions) {
 			q.Given, q.Expires = s.Version, s.Expires
 			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
 		}
-		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound). If
-		// there is nobody else, it is all there is.
-		q.Sound = (s.Op == crrs.Get || o.decides()) && r.port.Replica().Role().NumOthers > 0
+		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound).
+		if s.Op == crrs.Get || o.decides() {
+			q.Sound = r.port.Replica().Sound()
+		}
 		if s.Conditional {
 			c := r.clients.At(int32(s.Tag))
 			q.Condition, q.Version = c.cond, c.version

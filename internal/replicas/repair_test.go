@@ -3,6 +3,7 @@ package replicas_test
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -77,7 +78,7 @@ func (s *stored) Kick() {}
 
 func (n *node) stored(key string) (kvstore.Status, string) {
 	s := &stored{done: make(chan struct{})}
-	s.Op, s.Sink, s.Value, s.Sound, s.Tenant = kvstore.Get, s, make([]byte, 8192), true, 3
+	s.Op, s.Sink, s.Value, s.Sound, s.Tenant = kvstore.Get, s, make([]byte, 8192), math.MaxUint64, 3
 	s.KeyLen = uint8(copy(s.Key[:], key))
 	var b partition.Batch
 	b.Add(&s.Request)

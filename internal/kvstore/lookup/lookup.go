@@ -66,8 +66,8 @@ type Request struct {
 	// Room, if set, is called when a Get has found that its value is longer than Value, before the value is read. It
 	// returns memory for it. If it returns nil, the Request ends as Found and nothing is copied.
 	Room func(length int) []byte
-	// Sound: of a segment that has lost keys nothing counts.
-	Sound bool
+	// Sound: of a segment that has lost keys only what has a greater version counts; 0: everything.
+	Sound uint64
 	// Range is for Scan, CopyOut, Count and Digest.
 	Range Range
 	// Background: the store's background work pays, not the tenant.
@@ -156,8 +156,8 @@ type op struct {
 	tag    uint64
 	tenant tenant.ID
 	// background: the store's background work pays. sound is Request.Sound.
-	background, sound bool
-	hash              uint64
+	background  bool
+	sound, hash uint64
 	// value is the request's memory, length the length of the whole value.
 	value  []byte
 	room   func(length int) []byte
@@ -391,7 +391,7 @@ func (m *Machine) lookupRead(i int32) {
 	if seg == nil {
 		return
 	}
-	if (at == 0 || o.sound) && seg.Lossy() {
+	if seg.Lossy() && (at == 0 || o.sound != 0 && seg.Item(at).Version() <= o.sound) {
 		m.lost(i)
 		return
 	}
