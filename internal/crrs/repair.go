@@ -144,8 +144,9 @@ func (p *repair) covers(position uint64) bool {
 func (r *Replica) repairing() bool { return r.repair.state != repairIdle || r.repair.queued > 0 }
 
 // Sound is the version above which what the store knows in a segment that has lost keys is no older than what was lost.
-// While others serve it is the greatest there is, because they are asked. A member that is left alone trusts what it has
-// been given since: that has greater versions than all before. One that was always alone has nothing but what is known.
+// While others serve it is the greatest there is, because they are asked. A member that is left alone trusts what it
+// has been given since: that has greater versions than all before. One that was always alone has nothing but what is
+// known.
 func (r *Replica) Sound() uint64 {
 	if r.role.NumOthers > 0 {
 		return math.MaxUint64

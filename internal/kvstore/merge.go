@@ -47,6 +47,8 @@ type mergeState struct {
 	// allowed: the last checkpoint says that the table may become shorter (format.Summary.Merges). Only behind such a
 	// one does recovery make it shorter: behind one of an older program the records may have too few hash bits.
 	allowed bool
+	// least is how many segments a Settle wants the table to have.
+	least int64
 	// shrinking: the table becomes shorter until it has shrinkTo times the segments that it needs.
 	shrinking bool
 	// last and into are active segments, of which the first one is merged into the other.
@@ -73,7 +75,7 @@ func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == 
 // KeyLive also counts the keys that splits have left in their sources, for a while, and what is lost in damaged chunks,
 // so that the table may have up to twice the segments that tombstones and identities need. Recovery finds the same.
 func (s *Store) needs() int64 {
-	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes), s.least)
+	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes), s.merge.least)
 }
 
 // updateShrinking sets shrinking, and returns it: whether the table has too many segments.

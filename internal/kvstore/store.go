@@ -175,9 +175,7 @@ type Store struct {
 	drops    dropState
 	// unreadable are segments that could not be read.
 	unreadable unreadables
-	// least is how many segments the table is to have at least (applySettle).
-	least   int64
-	opening *openState
+	opening    *openState
 	// failures counts writes of key groups that failed, so that their outcome is indeterminate: a restart may find them
 	// or not.
 	failures uint64

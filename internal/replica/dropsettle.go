@@ -7,10 +7,10 @@ import (
 
 // What cannot be read of a range that others have.
 //
-// A Drop does not get past a segment that cannot be read: it would stay on the list of the store, and keep the partition
-// from being filled. But what the partition has of such a range counts for nothing. So a loss that a Scan finds is
-// settled without a copy: what was lost does not exist. That goes for a range whose Drop is not over, too, because a
-// segment may have been damaged behind the Scan: it is looked through for losses when the Drop takes long.
+// A Drop does not get past a segment that cannot be read: it would stay on the list of the store, and keep the
+// partition from being filled. But what the partition has of such a range counts for nothing. So a loss that a Scan
+// finds is settled without a copy: what was lost does not exist. That goes for a range whose Drop is not over, too,
+// because a segment may have been damaged behind the Scan: it is looked through for losses when the Drop takes long.
 
 const (
 	// dropLongNS is when a Drop takes long. retrySettleNS is when a loss is looked at again that could not be settled,

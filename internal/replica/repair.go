@@ -66,8 +66,8 @@ func lossOf(b nvme.KVRange) uint64 {
 	return to.Position
 }
 
-// answerRepairs answers those CopyOuts for repairs of which all is committed, or that have waited for that for too long.
-// They stay in their order.
+// answerRepairs answers those CopyOuts for repairs of which all is committed, or that have waited for that for too
+// long. They stay in their order.
 func (r *Replica) answerRepairs() {
 	for n := r.uncommitted.N; n > 0; n-- {
 		i := r.ops.Links.Pop(&r.uncommitted)

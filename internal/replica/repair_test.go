@@ -14,8 +14,8 @@ import (
 var repairRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: 0, Successor: crrs.NoPeer,
 	ChainTail: crrs.NoPeer, NumOthers: 2, Others: [crrs.MaxOthers]crrs.Peer{0, 1}}
 
-// askedForARepair returns a replica that has a write which is not committed, and has read a copy of n bytes for a repair
-// of the member behind, by command 55.
+// askedForARepair returns a replica that has a write which is not committed, and has read a copy of n bytes for a
+// repair of the member behind, by command 55.
 func askedForARepair(t *testing.T) (r *Replica, n int) {
 	t.Helper()
 	role := repairRole
@@ -89,8 +89,8 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 	}
 }
 
-// TestACopyForARepairIsNotHeldForLong: a write may not end for as long as its chain is held up, and a command that has no
-// answer would end the connection of all ranges.
+// TestACopyForARepairIsNotHeldForLong: a write may not end for as long as its chain is held up, and a command that has
+// no answer would end the connection of all ranges.
 func TestACopyForARepairIsNotHeldForLong(t *testing.T) {
 	r, _ := askedForARepair(t)
 	for now, turns := int64(1), 0; turns < 20; turns++ {
@@ -118,8 +118,8 @@ func TestACopyForARepairIsNotHeldForLong(t *testing.T) {
 	t.Error("it has no answer")
 }
 
-// TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place. A member that is left alone counts what it has
-// been given since then; one that was always alone has nothing else.
+// TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place. A member that is left alone counts what it
+// has been given since then; one that was always alone has nothing else.
 func TestWhatAStoreIsAskedForMustBeSound(t *testing.T) {
 	for _, others := range [][]uint8{{0}, {1}, {1, 0}, {0, 0}, {1, 0, 0}, {1, 0, 1}, {2, 1}} {
 		role := headRole
@@ -181,8 +181,8 @@ func TestAWriteThatTheStoreCannotDoIsTriedAgain(t *testing.T) {
 	}
 }
 
-// damagedStore is the store of a replica of which one segment is lost, and another node that has nothing of it. Requests
-// get what answer says, if that is not nil.
+// damagedStore is the store of a replica of which one segment is lost, and another node that has nothing of it.
+// Requests get what answer says, if that is not nil.
 type damagedStore struct {
 	t   *testing.T
 	r   *Replica

@@ -18,7 +18,8 @@ const dropTag = math.MaxUint64 - 1
 
 // startDrops begins a new process.
 func (n *node) startDrops() {
-	n.drops = replica.NewDrops(replica.DropsConfig{Ranges: n.sim.number + 1, Bits: n.sim.bits, AfterNS: n.sim.upTo(lease / 2)})
+	n.drops = replica.NewDrops(replica.DropsConfig{Ranges: n.sim.number + 1, Bits: n.sim.bits,
+		AfterNS: n.sim.upTo(lease / 2)})
 	for other := range n.sim.number {
 		n.drops.See(0, other, replica.Standing{Member: true})
 	}
