@@ -128,7 +128,7 @@ func (r *Replica) queueRepair(position uint64, out *Actions) {
 			return
 		}
 	}
-	if p.queued == repairQueue || p.state == repairIdle && r.now < p.dueNS {
+	if p.queued == repairQueue || p.state == repairIdle && r.now < p.dueNS && !r.role.Filling {
 		return
 	}
 	p.queue[p.queued] = position
@@ -379,7 +379,7 @@ func (r *Replica) resetRepair(stayed bool) {
 		*p = repair{state: repairAsks, position: p.position, attempt: p.attempt + 1, beginNS: r.now, queue: p.queue,
 			queued: p.queued, restarts: p.restarts}
 	default:
-		p.state = repairIdle
+		p.state, p.dueNS = repairIdle, 0
 		p.attempt++
 	}
 }

@@ -387,3 +387,34 @@ func TestAFillingMemberTriesToSettleForAWhile(t *testing.T) {
 		}
 	}
 }
+
+// TestAPauseOfRepairsDoesNotKeepAMemberFromBeingFilled: a repair that had no source is not begun again at once, but in
+// another epoch it may have one. A member that is filled needs none, and waits for the end of a pause.
+func TestAPauseOfRepairsDoesNotKeepAMemberFromBeingFilled(t *testing.T) {
+	d := newRepairRig(t)
+	d.r.Flush(&d.out)
+	d.r.endRepair(RepairNoSource, &d.out)
+	filling := middle
+	filling.Epoch, filling.Since, filling.Filling, filling.Successor, filling.ChainTail = 3, 3, true, NoPeer, NoPeer
+	d.r.SetRole(filling, &d.out)
+	d.out = Actions{}
+	d.r.Receive(1, &Message{Kind: Durable, Epoch: 3, Clock: 100}, &d.out)
+	for range 2 * passRestarts {
+		d.r.Flush(&d.out)
+		for len(d.out.Sends) > 0 { // its own store has lost what it compares
+			if s := d.out.Sends[0]; s.Kind == Compare {
+				d.r.Receive(1, &Message{Kind: Sums, Epoch: 3, Tag: s.Tag, Part: &Part{Sums: make([]Sum, 64)}}, &d.out)
+			}
+			d.out.Sends = d.out.Sends[1:]
+		}
+		for _, op := range d.out.Ranges {
+			if op.Kind == Settle {
+				return
+			}
+			op.Lost, op.LostAt = true, 1<<40
+			d.r.Ranged(&op, StoreUnreadable, &d.out)
+		}
+		d.out.Ranges = nil
+	}
+	t.Errorf("the loss is not settled; damaged %v", d.r.damaged)
+}

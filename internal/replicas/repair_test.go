@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -270,6 +271,42 @@ func TestTheRestIsCopiedOfWhatTheOnlyMemberHasPartlyLost(t *testing.T) {
 	}
 	h.get(lost[0])
 	h.want(survivor, nvme.UnrecoveredReadError, "")
+	// An operator accepts the loss, as docs/cluster.md says.
+	survivor.setAlive(false)
+	g.soon("the other one serves", func() bool {
+		g.acceptLosses()
+		c := g.chain([]byte(lost[0]))
+		return len(c) == 1 && c[0] == other && g.serves(other)
+	})
+	survivor.setAlive(true)
+	g.full(20 * time.Second)
+	for _, n := range g.nodes {
+		for _, key := range have {
+			h.get(key)
+			h.Value = make([]byte, 100)
+			h.want(n, nvme.Success, "value of "+key)
+		}
+		for _, key := range lost {
+			h.get(key)
+			h.want(n, nvme.KeyDoesNotExist, "")
+		}
+	}
+}
+
+// acceptLosses gives up the data of all ranges that are halted.
+func (g *rig) acceptLosses() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	v := *g.view
+	v.Chains, v.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+	changed := false
+	for r := range v.Chains {
+		changed = v.AcceptLoss(r, g) || changed
+	}
+	if changed {
+		v.Epoch++
+		g.view = &v
+	}
 }
 
 // TestWhatADriveRefusesToReadIsRepaired also where there is nothing else to do, so that the store does not learn by
