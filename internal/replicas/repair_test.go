@@ -350,3 +350,43 @@ func TestWhatADriveRefusesToReadIsRepaired(t *testing.T) {
 		}
 	}
 }
+
+// TestTwoMembersAreRepairedFromTheThird: they have lost the same, and ask each other in vain.
+func TestTwoMembersAreRepairedFromTheThird(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	h := newHost()
+	var keys []string
+	for i := range 60 {
+		key := fmt.Sprintf("a-key-%03d", i)
+		keys = append(keys, key)
+		h.put(key, "value of "+key)
+		h.want(g.chain([]byte(key))[0], nvme.Success, "")
+	}
+	read := func(n *node, key string) {
+		t.Helper()
+		h.get(key)
+		h.Value = make([]byte, 100)
+		h.want(n, nvme.Success, "value of "+key)
+	}
+	for i, key := range keys[:3] {
+		chain := g.chain([]byte(key))
+		for _, bad := range []*node{chain[i], chain[(i+1)%3]} {
+			if bad.flip([]byte(key)) == 0 {
+				t.Fatal("the key is not on the drive")
+			}
+		}
+		for _, n := range chain {
+			read(n, key)
+		}
+	}
+	for _, key := range keys {
+		for _, n := range g.nodes {
+			g.soon("all is repaired", func() bool {
+				read(n, key)
+				st, value := n.stored(key)
+				return st == kvstore.OK && value == "value of "+key
+			})
+		}
+	}
+}
