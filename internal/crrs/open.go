@@ -35,7 +35,8 @@ func (r *Replica) copierLost(tag, end uint64) {
 	last := t.First + 1<<t.Bits - 1
 	switch {
 	case !t.copied && t.Bits == r.bits && t.Bits > fanBits:
-		p.differing = append(p.differing, differing{first: t.First, bits: t.Bits - fanBits, differ: 1<<(1<<fanBits) - 1})
+		p.differing = append(p.differing, differing{first: t.First, bits: t.Bits - fanBits,
+			differ: 1<<(1<<fanBits) - 1})
 		t.state = taskIdle
 		return
 	case !t.copied:

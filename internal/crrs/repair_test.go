@@ -289,7 +289,8 @@ func TestASegmentWiderThanTheRangeIsSplitFirst(t *testing.T) {
 				asked++
 			}
 		}
-		if got := d.outcomes(); len(got) < 4 || len(got) > 6 || got[1] != RepairFailed || asked > 3*repairNS/repairAgainNS {
+		if got := d.outcomes(); len(got) < 4 || len(got) > 6 || got[1] != RepairFailed ||
+			asked > 3*repairNS/repairAgainNS {
 			t.Errorf("%v, and the store was asked %d times", got, asked)
 		}
 	}

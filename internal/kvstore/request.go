@@ -61,10 +61,10 @@ const (
 	// has too many Drops at the moment.
 	Drop
 	// Settle tells of the segment of the position Range.First: Reply.ValueLen is how many high bits of a position say
-	// that it belongs to the segment. If the segment has lost keys, Reply.Version is not 0; and if it has more positions
-	// than those with Range.Width such bits, it will soon be split. A Settle with that Version accepts the loss: of the
-	// keys that are not known none exists. The status is Superseded, and nothing has changed, if more was lost since, or
-	// if the segment has more positions than those with Range.Width such bits.
+	// that it belongs to the segment. If the segment has lost keys, Reply.Version is not 0; and if it has more
+	// positions than those with Range.Width such bits, it will soon be split. A Settle with that Version accepts the
+	// loss: of the keys that are not known none exists. The status is Superseded, and nothing has changed, if more was
+	// lost since, or if the segment has more positions than those with Range.Width such bits.
 	Settle
 
 	opMove    // copy a live value out of a chunk that is compacted

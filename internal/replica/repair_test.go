@@ -331,7 +331,8 @@ func TestARepairWithoutRoomEnds(t *testing.T) {
 				d.turn()
 			}
 			if want = append(want[:1], crrs.RepairBegun, crrs.RepairDone); fetched != 1 || d.did(kvstore.CopyIn) != 1 {
-				t.Errorf("in another epoch there were %d copies, of which %d were stored", fetched, d.did(kvstore.CopyIn))
+				t.Errorf("in another epoch there were %d copies, of which %d were stored", fetched,
+					d.did(kvstore.CopyIn))
 			}
 		}
 		if left := d.r.Left(); left != "" || !slices.Equal(d.events, want) {

@@ -89,8 +89,8 @@ func (s *sim) remove(id int) {
 func (s *sim) others(id int) bool {
 	return slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && i != s.hurt && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.Now()-n.heard <= lease &&
-			(n.faultNS == 0 || s.Now()-n.faultNS > 2*lease)
+		return i != id && i != s.hurt && !n.dead && !n.failed && !n.fresh && !s.leaving[i] &&
+			s.Now()-n.heard <= lease && (n.faultNS == 0 || s.Now()-n.faultNS > 2*lease)
 	})
 }
 
