@@ -47,6 +47,7 @@ func (s *Store) applySettle(a *activeSeg, o *op) bool {
 	case o.want == 0:
 		if width < int(o.slot) && o.slot < 64 {
 			s.merge.least = max(s.merge.least, min(1<<o.slot, mostLeast, int64(s.tbl.Max())))
+			s.merge.asked = true
 			s.progress++
 		}
 		o.version = s.unreadable.losses + 1

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"errors"
 	"math"
 	"math/bits"
 	"slices"
@@ -8,6 +9,7 @@ import (
 
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/nvme"
+	"jbofd/internal/pipeline"
 )
 
 // settle makes a Settle of the segment of a key, and returns its Reply.
@@ -190,5 +192,40 @@ func TestASettleFindsOutWhetherASegmentCanBeRead(t *testing.T) {
 			continue
 		}
 		d.one(t, Request{Op: Get, Key: d.keys[0], Value: make([]byte, 100)}, OK)
+	}
+}
+
+// TestATableThatASettleWantsToGrowTriesAgain: a round of splits that has failed is repeated otherwise only when one of
+// its segments is written.
+func TestATableThatASettleWantsToGrowTriesAgain(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	d.flip() // undone
+	const width = 9
+	d.segment = d.s.tbl.Len() - 64 - 1 // not one of those that are split first
+	var key []byte
+	for i := 0; key == nil; i++ {
+		if d.s.tbl.Segment(format.HashKey(d.s.hashSeed, numberedKey(i))) == d.segment {
+			key = numberedKey(i)
+		}
+	}
+	d.flip()
+	if p := d.settle(t, key, 0, 0); p.Version == 0 {
+		t.Fatalf("%+v", p)
+	}
+	failed := 0
+	d.fail = func(q *IO) error {
+		if q.Op != pipeline.Write || failed > 0 {
+			return nil
+		}
+		failed++
+		return errors.New("write error")
+	}
+	for range 10 {
+		d.settle(t, key, 0, width)
+		d.run()
+		d.now += 50e6
+	}
+	if p := d.settle(t, key, 0, width); p.ValueLen < width || failed == 0 {
+		t.Errorf("%+v: the table has %d segments", p, d.s.tbl.Len())
 	}
 }

@@ -30,7 +30,7 @@ type splitState struct {
 	// again: a checkpoint has begun during the round, so that recovery would find only a part of it.
 	again bool
 	// made: the new segments have been filled. broken: a round has failed, and the next one begins when a source has a
-	// writer.
+	// writer, or a Settle asks for it.
 	made, broken bool
 	// retryNS is when to try again after a source could not be read.
 	retryNS int64
@@ -53,13 +53,14 @@ func (s *Store) grow() {
 		writers += s.segs[i].waiting.N
 	}
 	switch {
-	case sp.broken && writers == 0:
+	case sp.broken && writers == 0 && !s.merge.asked:
 		return
 	case !sp.made && !s.fillAdded():
 		s.abandonSplits(none)
 		return
 	}
 	sp.writing, sp.ended, sp.failed, sp.again = true, 0, OK, false
+	s.merge.asked = false
 	for _, i := range sp.dst[:sp.n] {
 		s.segs[i].force = true
 		s.schedule(i)
