@@ -57,7 +57,7 @@ func (s *Store) apply(i, oi int32) bool {
 		return seg.Vacant() && a.bytes > 0 // splits have taken all keys of the record, and nobody else may write it
 	}
 	at, number := seg.FindNumber(o.key[:o.keyLen])
-	if o.sound != 0 && seg.Lossy() && (at == 0 || seg.Item(at).Version() <= o.sound) {
+	if o.sound != 0 && seg.Lossy() && (at == 0 || seg.Item(at).Version() <= o.sound) && !wasDone(seg, at, o) {
 		s.damage(Damage{Offset: a.entry.Offset(), Segment: a.number})
 		o.status = Corrupt
 		return false
@@ -78,6 +78,15 @@ func (s *Store) apply(i, oi int32) bool {
 		return false
 	}
 	return s.applyWrite(a, at, o, nil)
+}
+
+// wasDone reports whether the segment says that a request was done before, which is so whatever else it has lost.
+func wasDone(seg format.Segment, at int, o *op) bool {
+	if at == 0 || o.id.Client == 0 {
+		return false
+	}
+	_, found := seg.FindIdentity(at, o.id.Client, o.id.Seq)
+	return found
 }
 
 // applyMove makes a segment refer to the copy of a value, if it has referred to the original.

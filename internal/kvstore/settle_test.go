@@ -229,3 +229,22 @@ func TestATableThatASettleWantsToGrowTriesAgain(t *testing.T) {
 		t.Errorf("%+v: the table has %d segments", p, d.s.tbl.Len())
 	}
 }
+
+// TestARetryOfADoneWriteIsRecognizedInALossySegment: that the key has its identity says enough. What a Retry of
+// another key has done is not known.
+func TestARetryOfADoneWriteIsRecognizedInALossySegment(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	if p := d.settle(t, d.keys[0], 0, 0); p.Version == 0 {
+		t.Fatalf("%+v", p)
+	}
+	id, given := Identity{Client: 1, Seq: 7}, d.s.clock+10
+	d.one(t, Request{Op: Put, Key: d.keys[0], Value: []byte("x"), Given: given, ID: id}, OK)
+	id.Retry = true
+	for _, sound := range []uint64{0, given, math.MaxUint64} {
+		d.one(t, Request{Op: Put, Key: d.keys[0], Value: []byte("x"), Given: given + 5, ID: id, Sound: sound}, OK)
+		if d.last.Version != given {
+			t.Errorf("with what is sound above %d, a retry has version %d, want %d", sound, d.last.Version, given)
+		}
+	}
+	d.one(t, Request{Op: Put, Key: d.keys[1], Value: []byte("x"), Given: given + 6, ID: id, Sound: given}, Corrupt)
+}

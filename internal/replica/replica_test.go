@@ -68,6 +68,8 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 			crrs.OK, 0},
 		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.CapacityExceeded,
 			false, crrs.Refused, kvstore.CapacityExceeded},
+		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.Corrupt, false,
+			crrs.Refused, kvstore.Indeterminate}, // nobody knows whether it was done
 		{Write{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4},
 			kvstore.Request{Op: kvstore.Put, Condition: kvstore.IfVersion, Version: 4}, kvstore.VersionMismatch, false,
 			crrs.Refused, kvstore.VersionMismatch},

@@ -117,6 +117,9 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		if decides {
 			st = crrs.Declined
 		}
+		if op.Retry { // nor whether it was done before
+			p.Status = kvstore.Indeterminate
+		}
 	case kvstore.NotFound, kvstore.Exists, kvstore.VersionMismatch, kvstore.Indeterminate, kvstore.CapacityExceeded,
 		kvstore.InvalidValue:
 		if decides {
