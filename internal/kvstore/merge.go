@@ -47,8 +47,8 @@ type mergeState struct {
 	// allowed: the last checkpoint says that the table may become shorter (format.Summary.Merges). Only behind such a
 	// one does recovery make it shorter: behind one of an older program the records may have too few hash bits.
 	allowed bool
-	// least is how many segments a Settle wants the table to have. asked: one has asked for that since the last round of
-	// splits.
+	// least is how many segments a Settle wants the table to have. asked: one has asked for that since the last round
+	// of splits.
 	least int64
 	asked bool
 	// shrinking: the table becomes shorter until it has shrinkTo times the segments that it needs.
