@@ -43,7 +43,11 @@ func (r *Replica) unreadable(i int32, o *storeOp, st kvstore.Status) bool {
 	if r.now-o.failingNS >= most {
 		return false
 	}
-	r.tryLater(i, retryNS)
+	after := int64(retryNS)
+	if r.now-o.failingNS > retryFullNS {
+		after = retryFullNS // each try writes the value again
+	}
+	r.tryLater(i, after)
 	return true
 }
 

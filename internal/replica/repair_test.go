@@ -176,7 +176,7 @@ func TestAWriteThatTheStoreCannotDoIsTriedAgain(t *testing.T) {
 		r.SetTime(now, testWall)
 		r.Turn(&out)
 	}
-	if tries < 10 || now < failingNS || now > 2*failingNS {
+	if tries < 10 || tries > 50 || now < failingNS || now > 2*failingNS {
 		t.Errorf("after %d tries and %d ns the replica is damaged", tries, now)
 	}
 }
