@@ -53,6 +53,8 @@ type rig struct {
 	apart atomic.Bool
 	// restless: there is a newer view all the time, of which the nodes hear before it acts.
 	restless atomic.Bool
+	// ahead: the nodes always know of a newer view than the one that acts.
+	ahead atomic.Bool
 	// carried counts the commands between nodes by opcode, completed those that were answered with success.
 	carried, completed [256]atomic.Int64
 	// repairs counts what Config.Repair was told of.

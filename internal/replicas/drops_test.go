@@ -150,6 +150,32 @@ func TestRangesThatHaveMovedAreDroppedWhileOthersMove(t *testing.T) {
 	g.onlyMembers(20 * time.Second)
 }
 
+// TestNothingIsDroppedByAViewThatIsToBeReplaced: the next one may take members away. It is dropped when the newest view
+// acts.
+func TestNothingIsDroppedByAViewThatIsToBeReplaced(t *testing.T) {
+	const after = 50 * time.Millisecond
+	g := setup{nodes: 4, copies: 3, ranges: testRanges, dropAfter: after}.rig(t)
+	g.full(20 * time.Second)
+	for i := range 200 {
+		g.putSoon(fmt.Sprint("key", i), "value", uint64(i+1))
+	}
+	g.onlyMembers(20 * time.Second)
+	drained := g.nodes[1]
+	before := drained.r.Dropped()
+	g.ahead.Store(true)
+	g.setOut(drained.id)
+	g.soon("the node has no ranges", func() bool { return g.holds(drained) == 0 })
+	g.full(20 * time.Second)
+	for range 5 { // it takes turns all the time
+		time.Sleep(after)
+	}
+	if s := drained.r.Dropped(); s.Ranges != before.Ranges {
+		t.Errorf("dropped %+v, before %+v", s, before)
+	}
+	g.ahead.Store(false)
+	g.onlyMembers(20 * time.Second)
+}
+
 // TestNothingIsDroppedOfARangeThatIsNotFull: a copy is missing and nobody makes it. What a drained node has of the
 // range stays, as long as that is so.
 func TestNothingIsDroppedOfARangeThatIsNotFull(t *testing.T) {

@@ -39,13 +39,17 @@ func (g *rig) manage() {
 			g.view = g.nextEpoch()
 		}
 		m := &cluster.Map{View: g.view}
+		newest := m
+		if g.ahead.Load() {
+			newest = &cluster.Map{View: g.nextEpoch()}
+		}
 		for _, n := range g.nodes {
 			if n.alive.Load() {
 				if !g.frozen.Load() {
 					if g.restless.Load() {
 						n.r.SetState(last, m)
 					}
-					n.r.SetState(m, m)
+					n.r.SetState(m, newest)
 				}
 				if g.apart.Load() {
 					time.Sleep(5 * time.Millisecond)
