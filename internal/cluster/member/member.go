@@ -15,8 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/etcd"
 	"jbofd/internal/cluster/link"
@@ -93,15 +91,6 @@ type report struct {
 
 // maxMessages is how many messages wait for the goroutine before their connections do.
 const maxMessages = 256
-
-// Now is the clock of Authority: CLOCK_MONOTONIC_RAW in nanoseconds.
-func Now() int64 {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC_RAW, &t); err != nil {
-		return 1 << 62 // there is no authority without the clock
-	}
-	return t.Nano()
-}
 
 // Start begins the membership. It waits for the state directory only.
 //
