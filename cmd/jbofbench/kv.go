@@ -75,6 +75,8 @@ that count:
   fieldcount, fieldlength, minfieldlength, fieldlengthdistribution (constant, uniform)
   insertorder                                     hashed, ordered
   threadcount, target                             also as --threads and --rate; target is a run's
+  timeseries.granularity (milliseconds)           counts by such intervals as well; measurementtype=timeseries
+                                                  alone stands for 1000
 
 A record is one value of fieldcount times fieldlength bytes; its key has 16 bytes. Ordered scans
 (workload E) are not offered. Other properties are listed and have no effect.
@@ -88,6 +90,9 @@ file must be used from the load on.
 Without target, each thread keeps --depth operations outstanding (closed loop). With a target they begin
 when they are due (open loop), and the Intended- series count from then; --depth bounds how many may be
 outstanding. Overdue, if there are any, were due when the time was over and had not begun.
+
+Lines of [TIMELINE] have, for each interval: when it began (ms), operations per second that ended in it
+well, their mean and longest latency (us), and how many others ended in it.
 
 With --cluster, nodes may come and go: operations are repeated for --op_timeout. Those that were not carried
 out then count as SERVICE_UNAVAILABLE, those whose outcome is unknown as ERROR; --continue_on_error goes on

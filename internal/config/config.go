@@ -349,6 +349,9 @@ type Cluster struct {
 	Lease time.Duration `yaml:"lease" default:"1s" min:"200ms" max:"1m"`
 	// Away is for how long a node may be gone before its ranges are given to others for good.
 	Away time.Duration `yaml:"away" default:"10m" min:"1s" max:"720h"`
+	// LockKeys lets one write of a key at a time be in its chain, as LEED does by locks, instead of many. It is slower,
+	// and there to be compared with.
+	LockKeys bool `yaml:"lock_keys" default:"false"`
 }
 
 // ClusterNode is a node of the cluster.

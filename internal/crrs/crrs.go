@@ -328,6 +328,9 @@ type Config struct {
 	Parts int
 	// Leaf is how many objects a part has at most that is copied when it differs, and not compared further.
 	Leaf uint64
+	// LockKeys: a write waits until those of its key before it are committed, as if the key were locked at all members,
+	// which LEED does with segments. It is slower, and there to be compared with.
+	LockKeys bool
 }
 
 // The versions of a new ChainHead begin at a multiple of epochVersions, or at a distance of versionGap from those that

@@ -187,3 +187,41 @@ func TestQueuedWritesOfAKeyKeepTheirOrder(t *testing.T) {
 		t.Errorf("writes get the versions %v", versions)
 	}
 }
+
+// TestALockedKeyHasOneWriteInItsChain at a time, and others have theirs meanwhile.
+func TestALockedKeyHasOneWriteInItsChain(t *testing.T) {
+	for _, locked := range []bool{false, true} {
+		var out Actions
+		r := New(Config{Window: 8, Reads: 1, Parts: 1, Bits: 64, LockKeys: locked})
+		r.SetRole(Role{Epoch: 1, Member: true, Since: 1, Predecessor: NoPeer, Successor: 7, ChainTail: 7}, &out)
+		r.Extend(1 << 60)
+		r.Advance(1)
+		forwards := func() (tags []byte) {
+			for i := range out.Sends {
+				if m := &out.Sends[i].Message; m.Kind == Forward {
+					tags = append(tags, m.Value...)
+				}
+			}
+			return tags
+		}
+		for i, key := range "aaba" {
+			r.Write(Write{Op: Put, Tag: uint64(i), Key: Key{Bytes: [16]byte{byte(key)}, Len: 1},
+				Value: []byte{byte('0' + i)}}, &out)
+		}
+		if got, want := string(forwards()), map[bool]string{false: "0123", true: "02"}[locked]; got != want {
+			t.Errorf("locked %v: forwarded at once: %s, want %s", locked, got, want)
+		}
+		for seq := uint64(1); len(out.Stores) > 0; seq++ { // one after the other is stored, and committed
+			s := out.Stores[0]
+			out.Stores = out.Stores[1:]
+			r.Stored(s.Slot, Done, s.Version, &out)
+			r.Receive(7, &Message{Kind: Ack, Epoch: 1, Seq: seq}, &out)
+			if n := len(forwards()); locked && n != []int{3, 3, 4, 4}[seq-1] {
+				t.Errorf("%d writes were forwarded when %d are committed", n, seq)
+			}
+		}
+		if got := string(forwards()); len(out.Replies) != 4 || len(got) != 4 || locked && got != "0213" {
+			t.Errorf("locked %v: %d answers, forwarded in the order %s", locked, len(out.Replies), got)
+		}
+	}
+}

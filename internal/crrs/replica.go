@@ -60,11 +60,12 @@ type Replica struct {
 	// shipped counts the reads that were shipped, so that a late Answer is known.
 	shipped uint32
 
-	first  uint64
-	bits   uint8
-	leaf   uint64
-	pass   pass
-	repair repair
+	first    uint64
+	bits     uint8
+	leaf     uint64
+	lockKeys bool
+	pass     pass
+	repair   repair
 }
 
 // write is a write that is not committed.
@@ -98,7 +99,8 @@ func New(cfg Config) *Replica {
 		version: cfg.Version, tables: cfg.Tables,
 		ring: make([]int32, cfg.Window), dirty: make([]int32, 2*cfg.Window),
 		unordered: list.None, queued: list.None,
-		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, pass: pass{tasks: make([]task, cfg.Parts)},
+		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, lockKeys: cfg.LockKeys,
+		pass: pass{tasks: make([]task, cfg.Parts)},
 	}
 	r.writes.Init(r.tables.writes, 2*cfg.Window)
 	r.reads.Init(r.tables.reads, cfg.Reads)

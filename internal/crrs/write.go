@@ -80,7 +80,8 @@ func (r *Replica) isQueued(k Key, later int) bool {
 // blocked reports whether a write has to wait for another one of its key.
 func (r *Replica) blocked(w *write) bool {
 	for i := r.dirty[r.bucket(w.Key)]; i != none; i = r.writes.At(i).next {
-		if o := r.writes.At(i); o.Key == w.Key && (o.deciding || (w.Retry || w.Conditional) && !o.durable) {
+		o := r.writes.At(i)
+		if o.Key == w.Key && (r.lockKeys || o.deciding || (w.Retry || w.Conditional) && !o.durable) {
 			return true
 		}
 	}

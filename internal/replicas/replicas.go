@@ -93,6 +93,8 @@ type Config struct {
 	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
 	// 0: DefaultDropAfter.
 	DropAfter time.Duration
+	// LockKeys is crrs.Config's.
+	LockKeys bool
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
 	MemoryBytes int
 	Env         turn.Env
@@ -271,7 +273,7 @@ func (g *Replicas) newMember(number int) *member {
 		Tables: g.tables, TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
 		PortConfig: crrs.PortConfig{Range: uint16(number), Keep: keep, Requests: requests, Served: served,
 			Config: crrs.Config{Window: window, Reads: readsPerRange, First: first, Bits: rangeBits(g.active),
-				Parts: parts, Leaf: leaf}}})
+				Parts: parts, Leaf: leaf, LockKeys: g.cfg.LockKeys}}})
 	return m
 }
 

@@ -51,6 +51,8 @@ type Phase struct {
 	Operations     uint64   `json:"operations"`
 	OpsPerSec      float64  `json:"opsPerSec"`
 	Series         []Series `json:"series"`
+	// Timeline is the phase in stretches of Workload.Granularity, if that is given.
+	Timeline []Interval `json:"timeline,omitempty"`
 	// Overdue operations were due, under a target, when the time was over, and had not begun. They are in no Series: a
 	// store that cannot keep up with the target is slower than the latencies say.
 	Overdue uint64 `json:"overdue,omitempty"`
@@ -167,7 +169,7 @@ func (b *Bench) newPhase(elapsed time.Duration, from usage) *Phase {
 	to := b.takeUsage()
 	st := &b.total
 	p := &Phase{ElapsedSeconds: elapsed.Seconds(), Operations: st.ops, OpsPerSec: float64(st.ops) / elapsed.Seconds(),
-		Series:  seriesOf(st),
+		Series: seriesOf(st), Timeline: b.timeline(elapsed),
 		Overdue: st.overdue, Checked: st.checked, Wrong: st.wrong, Failed: st.failed(), Messages: st.first,
 		CPUPercent: to.CPUPercentSince(&from.Usage), GCCycles: to.GCs - from.GCs,
 		AllocsPerOp: to.AllocsPer(st.ops, &from.Usage)}
@@ -249,6 +251,10 @@ func (p *Phase) write(b *strings.Builder, name string) {
 		if e.IntendedLatencyNS != nil {
 			e.write(b, "Intended-"+e.Name, e.IntendedLatencyNS)
 		}
+	}
+	for _, v := range p.Timeline {
+		fmt.Fprintf(b, "[TIMELINE], %.0f, %.1f, %.3f, %s, %d\n", v.AtSeconds*1e3, v.OpsPerSec, v.MeanNS/1e3,
+			micros(v.MaxNS), v.Failed)
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Store)) {
 		fmt.Fprintf(b, "[STORE], %s, %d\n", name, p.Store[name])

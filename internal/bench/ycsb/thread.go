@@ -33,6 +33,8 @@ type thread struct {
 	mu  sync.Mutex
 	cur *stats
 	old *stats // the other one, for take
+	// stretches are those of the phase, for the timeline.
+	stretches []stretch
 }
 
 // slot is one outstanding operation.
@@ -227,6 +229,7 @@ func (t *thread) finish(dones []Done) (ok bool) { // hot: 0 allocs
 			}
 		}
 		st.ops++
+		t.countAt(now, now-s.began, d.Result == OK)
 		t.free = append(t.free, d.Tag)
 	}
 	return ok

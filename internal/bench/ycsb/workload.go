@@ -48,6 +48,8 @@ type Workload struct {
 	Threads int
 	// Target is the rate of all threads together in operations per second; 0: as fast as possible.
 	Target float64
+	// Granularity is how long the stretches of Phase.Timeline are; 0: there is none.
+	Granularity time.Duration
 }
 
 // Distributions are the values of Workload.Distribution.
@@ -126,8 +128,11 @@ func (p Properties) Set(s string) error {
 
 // accepted are names that YCSB's own files use and that change nothing here.
 var accepted = []string{"workload", "table", "db", "readallfields", "writeallfields", "dataintegrity", "scanproportion",
-	"minscanlength", "maxscanlength", "scanlengthdistribution", "zeropadding", "measurementtype",
-	"measurement.interval"}
+	"minscanlength", "maxscanlength", "scanlengthdistribution", "zeropadding", "measurement.interval"}
+
+// measurementTypes are the ways of YCSB to measure. Histograms there are always, of timeseries the throughput as well.
+var measurementTypes = []string{"histogram", "hdrhistogram", "hdrhistogram+histogram", "hdrhistogram+raw", "timeseries",
+	"raw"}
 
 // Workload checks the properties and fills in YCSB's defaults. The warnings are for the user.
 //
@@ -155,6 +160,11 @@ func (p Properties) Workload() (w Workload, warnings []string, err error) {
 	}
 	w.Threads = int(r.integer("threadcount", 1, 1, 1024))
 	w.Target = r.number("target", 0, 0, 1e9)
+	granularity := int64(0)
+	if r.word("measurementtype", "", measurementTypes...) == "timeseries" {
+		granularity = 1000
+	}
+	w.Granularity = time.Duration(r.integer("timeseries.granularity", granularity, 10, 1e9)) * time.Millisecond
 	r.check(&w)
 	if len(r.errs) > 0 {
 		return w, nil, errors.Join(r.errs...)

@@ -102,6 +102,8 @@ func TestBadPropertiesNameFieldValueAndAllowed(t *testing.T) {
 		"workload=TimeSeriesWorkload":          {"workload", "TimeSeriesWorkload", "CoreWorkload"},
 		"readproportion=0\nupdateproportion=0": {"readproportion", "must be more"},
 		"=5":                                   {"name=value"},
+		"timeseries.granularity=1":             {"timeseries.granularity", "from 10"},
+		"measurementtype=series":               {"measurementtype", "timeseries"},
 		"minfieldlength=20\nfieldlength=10\nfieldlengthdistribution=uniform": {"minfieldlength", "20", "10"},
 	} {
 		full := text
@@ -122,6 +124,17 @@ func TestBadPropertiesNameFieldValueAndAllowed(t *testing.T) {
 			if !strings.Contains(fmt.Sprint(err), s) {
 				t.Errorf("%q: %v does not say %q", text, err, s)
 			}
+		}
+	}
+}
+
+func TestATimelineIsAskedForAsInYCSB(t *testing.T) {
+	for text, want := range map[string]time.Duration{"": 0, "measurementtype=hdrhistogram": 0,
+		"measurementtype=timeseries": time.Second, "timeseries.granularity=250": 250 * time.Millisecond,
+		"measurementtype=timeseries\ntimeseries.granularity=50": 50 * time.Millisecond} {
+		w, warnings, err := parse(t, "recordcount=10\n"+text)
+		if err != nil || len(warnings) > 0 || w.Granularity != want {
+			t.Errorf("%q: %v, %v, %v", text, w.Granularity, warnings, err)
 		}
 	}
 }

@@ -80,6 +80,8 @@ type Bench struct {
 	quiet bool
 	// total collects the threads' statistics.
 	total stats
+	// beganNS is when the phase began, by the clock of workers.
+	beganNS int64
 }
 
 // Open prepares the workload. The DB stays the caller's, to be closed after the Bench.
@@ -232,7 +234,9 @@ func (b *Bench) phase(ctx context.Context, name string, total uint64, limit time
 	b.total = stats{}
 	use := b.takeUsage()
 	start := time.Now()
+	b.beganNS = b.workers.Now()
 	for i, t := range b.threads {
+		t.stretches = t.stretches[:0]
 		t.pacer = bench.Pacer{}
 		if b.w.Target > 0 && name == "run" {
 			t.pacer = bench.NewPacer(bench.PacerConfig{PerSec: b.w.Target, Poisson: b.cfg.Poisson,

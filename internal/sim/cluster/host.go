@@ -127,7 +127,7 @@ func (r *run) arrive(o *op, to *node) {
 		return
 	}
 	o.at = to
-	to.submit(&o.Request)
+	to.begin(&o.Request)
 }
 
 // lost ends what hosts had at a node that has died.
@@ -152,9 +152,6 @@ const deadNS = 1e6
 func (o *op) ReplicaDone(q *replicas.Request) bool {
 	r := o.h.run
 	to := o.nodes[o.flow.SentTo()]
-	if q.Kind == replicas.Write {
-		to.unlock(q.Key)
-	}
 	if o.orphan {
 		return false
 	}

@@ -9,7 +9,6 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
-	"jbofd/internal/crrs"
 	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
@@ -32,8 +31,6 @@ type node struct {
 	reps  *replicas.Replicas
 	pool  *bufpool.Pool
 	up    bool
-	// locked are the keys of which a write is under way, with those that wait for it, if keys are locked.
-	locked map[crrs.Key][]*replicas.Request
 	// deliveries are free to be used again.
 	deliveries []*delivery
 }
@@ -53,7 +50,7 @@ func hostNQN(name string) string { return "nqn.2026-11.example.jbofd:node:sim:" 
 func nodeName(id int) string { return fmt.Sprint("n", id) }
 
 func (r *run) newNode(id int) (*node, error) {
-	n := &node{run: r, id: id, locked: map[crrs.Key][]*replicas.Request{}}
+	n := &node{run: r, id: id}
 	var err error
 	if n.pool, err = bufpool.New(bufpool.Config{TotalBytes: poolBytes}); err != nil {
 		return nil, err
@@ -72,7 +69,7 @@ func (r *run) newNode(id int) (*node, error) {
 	}
 	n.reps, err = replicas.New(replicas.Config{Store: n.part, ID: id16, Peers: n, HostNQN: hostNQN,
 		Authority: func() int64 { return r.sim.Now() + int64(time.Second) }, Clock: r.sim.Now, Full: n.part.NearlyFull,
-		Changed: func() {}, Pool: n.pool, Env: r.sim})
+		Changed: func() {}, LockKeys: r.sc.Locked, Pool: n.pool, Env: r.sim})
 	return n, err
 }
 
@@ -87,36 +84,11 @@ func (n *node) close() error {
 	return n.drive.Close()
 }
 
-// submit takes a host's request.
-func (n *node) submit(q *replicas.Request) {
-	if n.run.sc.Locked && q.Kind == replicas.Write {
-		if waiting, busy := n.locked[q.Key]; busy {
-			n.locked[q.Key] = append(waiting, q)
-			return
-		}
-		n.locked[q.Key] = nil
-	}
-	n.begin(q)
-}
-
+// begin takes a request of a host or another node.
 func (n *node) begin(q *replicas.Request) {
 	var b replicas.Batch
 	b.Add(q)
 	n.reps.Submit(&b)
-}
-
-// unlock lets the next write of a key begin, when one is done at the node.
-func (n *node) unlock(key crrs.Key) {
-	if !n.run.sc.Locked {
-		return
-	}
-	waiting := n.locked[key]
-	if len(waiting) == 0 {
-		delete(n.locked, key)
-		return
-	}
-	n.locked[key] = waiting[1:]
-	n.run.sim.Go(func() { n.begin(waiting[0]) })
 }
 
 // delivery is a command of a node on its way to another one, and back.
