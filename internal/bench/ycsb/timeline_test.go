@@ -13,7 +13,8 @@ import (
 // of a phase do not count in the next one.
 func TestTheTimelineShowsAStall(t *testing.T) {
 	w := small()
-	w.OperationCount, w.MaxExecution, w.Insert, w.ReadModifyWrite, w.Threads = 0, 300*time.Millisecond, 0, 0, 2
+	w.OperationCount, w.MaxExecution, w.Insert, w.Threads = 0, 300*time.Millisecond, 0, 2
+	w.Read, w.Update, w.ReadModifyWrite = 0, 0, 1
 	w.Granularity = 20 * time.Millisecond
 	db := newMapDB()
 	b := open(t, db, w, Config{ContinueOnError: true})
@@ -35,12 +36,12 @@ func TestTheTimelineShowsAStall(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ops, failed, most float64
+	var ops, failed, most, sum, want float64
 	longest, empty := int64(0), 0
 	for i, v := range p.Timeline {
 		length := min(w.Granularity.Seconds(), p.ElapsedSeconds-v.AtSeconds)
 		ops, failed, longest = ops+v.OpsPerSec*length, failed+float64(v.Failed), max(longest, v.MaxNS)
-		most = max(most, v.MeanNS)
+		most, sum = max(most, v.MeanNS), sum+v.MeanNS*v.OpsPerSec*length
 		if v.OpsPerSec == 0 && v.MeanNS == 0 {
 			empty++
 		}
@@ -55,6 +56,14 @@ func TestTheTimelineShowsAStall(t *testing.T) {
 	if empty < 3 || longest < int64(stall)*9/10 || most >= float64(longest) && most > float64(2*stall) {
 		t.Errorf("%d intervals without an operation, the longest one has taken %d ns, the greatest mean is %.0f", empty,
 			longest, most)
+	}
+	for _, v := range p.Series {
+		if v.Name == readModifyWrite.String() {
+			want += v.LatencyNS.Mean * float64(v.Results[OK.String()])
+		}
+	}
+	if math.Abs(sum/want-1) > 0.02 {
+		t.Errorf("all latencies add up to %.0f ns, want %.0f", sum, want)
 	}
 	var text strings.Builder
 	if err := (&Report{Run: p}).WriteYCSB(&text); err != nil ||
