@@ -117,7 +117,8 @@ const (
 	Unavailable
 	// Unknown: it is not known whether the write was, or will be, done.
 	Unknown
-	// Unreadable: neither this replica nor another one that serves can read the value.
+	// Unreadable: neither this replica nor another one that serves can read the value, or what a write depends on. Of a
+	// Retry it is not known whether the first try was done.
 	Unreadable
 )
 
@@ -146,6 +147,8 @@ type Write struct {
 	Retry bool
 	// Conditional: the store decides whether the write is done. It is passed on when that is known.
 	Conditional bool
+	// Position is that of the key. It is needed of a Write of which the store decides: Conditional, or a Retry.
+	Position uint64
 	// Payer is the driver's number for who pays for what the store does.
 	Payer uint32
 	// Tag is repeated in the Reply.
@@ -209,6 +212,8 @@ const (
 	Repeated
 	// Declined: the store has refused the write; nothing has changed.
 	Declined
+	// Unjudged: the store has lost what the decision on the write depends on; nothing has changed.
+	Unjudged
 	// Failed: the store has failed. The replica serves no longer (Actions.Damaged).
 	Failed
 	// StoreUnreadable is of a Get, or a RangeOp: the store has lost something, or cannot read it. Others are asked.

@@ -178,6 +178,9 @@ func (r *Replica) ended(upTo uint64, ordered bool) bool {
 // continueRepair goes on with the repair, or begins the next one.
 func (r *Replica) continueRepair(out *Actions) {
 	p := &r.repair
+	if p.state == repairIdle && p.queued == 0 && r.unjudged.N > 0 {
+		r.queueRepair(r.writes.At(r.unjudged.First).Position, out) // not while it pauses
+	}
 	if p.state == repairIdle && p.queued > 0 && r.now >= p.dueNS {
 		r.beginRepair(out)
 	}
@@ -227,7 +230,9 @@ func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	if p.state, p.dueNS = repairIdle, r.now; how != RepairDone {
 		p.dueNS = r.now + repairPauseNS
 	}
-	if p.attempt++; how == RepairDone || !r.role.Filling {
+	p.attempt++
+	r.judge(how, out)
+	if how == RepairDone || !r.role.Filling {
 		return
 	}
 	if p.restarts++; p.restarts > passRestarts || p.queued == repairQueue {
@@ -413,7 +418,7 @@ func (r *Replica) repairDueNS() int64 {
 	if p.state == repairWaits && !r.role.Filling {
 		return p.beginNS + repairNS
 	}
-	if p.dueNS <= r.now || p.state == repairAsked || p.state == repairAtStore || !r.repairing() {
+	if p.dueNS <= r.now || p.state == repairAsked || p.state == repairAtStore || !r.repairing() && r.unjudged.N == 0 {
 		return 0
 	}
 	return p.dueNS

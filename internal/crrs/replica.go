@@ -52,6 +52,9 @@ type Replica struct {
 	// predecessor has not forwarded them yet in this epoch, or the store decides of them. queued have not begun.
 	ring              []int32
 	unordered, queued list.List
+	// unjudged are those that wait for a repair: see unjudged.go. hopeless is what nobody has, as far as that matters.
+	unjudged list.List
+	hopeless hopeless
 	// dirty has the heads of chains of writes that are not committed, by hash of the key; marks is how many they are.
 	dirty []int32
 	marks int
@@ -79,6 +82,9 @@ type write struct {
 	// waited: a client waits for it. led: a client of this replica has asked for it, and it counts in Replica.led, also
 	// when the client waits no more.
 	waited, led bool
+	// waitedNS is since when the write has waited for a repair, at first; 0: it has not. tries counts how often.
+	waitedNS int64
+	tries    uint8
 	// held are reads that wait for the write to be committed, because they have its value.
 	held list.List
 	// next is the next write in a chain of dirty.
@@ -98,7 +104,7 @@ func New(cfg Config) *Replica {
 	r := &Replica{
 		version: cfg.Version, tables: cfg.Tables,
 		ring: make([]int32, cfg.Window), dirty: make([]int32, 2*cfg.Window),
-		unordered: list.None, queued: list.None,
+		unordered: list.None, queued: list.None, unjudged: list.None,
 		first: cfg.First, bits: cfg.Bits, leaf: cfg.Leaf, lockKeys: cfg.LockKeys,
 		pass: pass{tasks: make([]task, cfg.Parts)},
 	}
@@ -181,6 +187,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	r.base, r.clock, r.toldClock = 0, 0, 0
 	r.behindFull, r.toldFull = false, false
 	r.resetRepair(stayed)
+	r.judgeAll()
 	if !stayed {
 		r.resetPass()
 		for pending.N > 0 {
@@ -223,6 +230,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		r.forward(r.at(s), out)
 	}
 	r.progress(out)
+	r.startQueued(out)
 }
 
 // Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
@@ -354,6 +362,7 @@ func (r *Replica) Flush(out *Actions) {
 		r.missed = false
 		r.send(r.role.Predecessor, Message{Kind: Sync}, out)
 	}
+	r.endUnjudged(out)
 	if r.continueRepair(out); !r.damaged {
 		r.continuePass(out)
 	}
@@ -375,6 +384,9 @@ func (r *Replica) DueNS() int64 {
 	at := r.repairDueNS()
 	if due := r.pass.openDueNS(); due > r.now && (at == 0 || due < at) {
 		at = due // one that is due already waits for a task
+	}
+	if due := r.unjudgedDueNS(); due != 0 && (at == 0 || due < at) {
+		at = due
 	}
 	switch {
 	case !r.role.Member || r.damaged:
@@ -458,6 +470,7 @@ func (r *Replica) fail(out *Actions) {
 	fill(r.dirty)
 	r.tables.dirty -= r.marks
 	r.marks = 0
+	r.judgeAll()
 	r.unordered, r.queued, r.deciding = list.None, list.None, 0
 	for i := range r.writes.End() {
 		if !r.writes.Has(i) {

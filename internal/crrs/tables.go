@@ -14,6 +14,8 @@ type Tables struct {
 	led, asked budget
 	// dirty is how many writes have marked their key.
 	dirty int
+	// unjudgedBytes is the length of the values of writes that wait for a repair.
+	unjudgedBytes int
 }
 
 // Dirty returns how many writes are not known to be committed yet, of all Replicas with these Tables. The keys of these

@@ -49,6 +49,9 @@ func (r *Replica) startQueued(out *Actions) {
 			r.writes.Links.Push(&r.queued, i)
 			continue
 		}
+		if r.awaitsRepair(i, out) {
+			continue
+		}
 		r.version++
 		w.version = r.version
 		r.mark(i)
@@ -201,6 +204,10 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 	switch st {
 	case Declined:
 		r.end(i, Refused, out)
+	case Unjudged:
+		r.unmark(i)
+		w.version = 0
+		r.awaitRepair(i, out)
 	case Repeated:
 		// It was done before. If the first copy is not committed yet, this one is answered when it is. The client that
 		// waited for the first copy has sent this one, so that it waits no more.

@@ -57,7 +57,10 @@ func (r *Replica) Write(w *Write) {
 			return
 		}
 	}
-	q.Tag = r.addClient(client{tag: w.Tag, cond: w.Condition, version: w.Version})
+	if q.Conditional || q.Retry {
+		q.Position = r.position(w.Key.Bytes[:w.Key.Len])
+	}
+	q.Tag = r.addClient(client{tag: w.Tag, cond: w.Condition, version: w.Version, retry: q.Retry})
 	r.port.Replica().Write(q, &r.acts)
 }
 
@@ -89,6 +92,10 @@ func (r *Replica) takeReplies(why kvstore.Status, version uint64) {
 			a.Refusal, a.Version = why, version
 		case crrs.NotFound:
 			a.Refusal = why
+		case crrs.Unreadable:
+			if r.clients.At(int32(p.Tag)).retry { // nobody can tell whether it was done before
+				a.Status, a.Refusal, a.Version = crrs.Refused, kvstore.Indeterminate, version
+			}
 		}
 		r.replies = append(r.replies, a)
 		r.ended = append(r.ended, uint32(p.Tag))

@@ -10,12 +10,10 @@ import (
 // one. Writes are tried again meanwhile, for the others have them. The store takes them as soon as it knows that what
 // there was is lost, which needs a second where the drive refuses to read it.
 
-// failingNS is for how long a write is tried again that the store cannot do; then the replica is damaged. unjudgedNS is
-// for how long one is whose condition the store cannot judge, because what it is about is lost; then it is refused.
-// uncommittedNS is for how long a copy for a repair waits for writes; then its asker may ask again, or another member.
+// failingNS is for how long a write is tried again that the store cannot do; then the replica is damaged. uncommittedNS
+// is for how long a copy for a repair waits for writes; then its asker may ask again, or another member.
 const (
 	failingNS     = 2e9
-	unjudgedNS    = 10e9
 	uncommittedNS = 1e9
 )
 
@@ -25,6 +23,9 @@ func isUnreadable(st kvstore.Status) bool { return st == kvstore.Corrupt || st =
 // unreadable has what the store could not read for a request repaired, and reports whether the request is tried again.
 func (r *Replica) unreadable(i int32, o *storeOp, st kvstore.Status) bool {
 	crr := r.port.Replica()
+	if st == kvstore.Corrupt && o.decides() {
+		return false // crrs lets it wait
+	}
 	if role := crr.Role(); st == kvstore.DeviceError || role.NumOthers > 0 || o.op.Op == crrs.Get {
 		crr.Repair(r.position(o.key.Bytes[:o.key.Len]), &r.acts)
 	} else {
@@ -36,11 +37,7 @@ func (r *Replica) unreadable(i int32, o *storeOp, st kvstore.Status) bool {
 	if o.failingNS == 0 {
 		o.failingNS = r.now
 	}
-	most := int64(failingNS)
-	if st == kvstore.Corrupt && o.decides() {
-		most = unjudgedNS
-	}
-	if r.now-o.failingNS >= most {
+	if r.now-o.failingNS >= failingNS {
 		return false
 	}
 	after := int64(retryNS)

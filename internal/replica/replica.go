@@ -88,6 +88,7 @@ type client struct {
 	cond kvstore.Condition
 	// version is the one that the condition is about.
 	version uint64
+	retry   bool
 	scan    *Scan
 }
 

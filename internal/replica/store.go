@@ -113,12 +113,9 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 		if st = crrs.Superseded; op.Conditional {
 			st = crrs.Declined
 		}
-	case kvstore.Corrupt: // a condition that nobody can judge
+	case kvstore.Corrupt:
 		if decides {
-			st = crrs.Declined
-		}
-		if op.Retry { // nor whether it was done before
-			p.Status = kvstore.Indeterminate
+			st = crrs.Unjudged
 		}
 	case kvstore.NotFound, kvstore.Exists, kvstore.VersionMismatch, kvstore.Indeterminate, kvstore.CapacityExceeded,
 		kvstore.InvalidValue:
