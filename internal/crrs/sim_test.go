@@ -114,6 +114,8 @@ type sim struct {
 	replied   map[uint64]bool
 	// expected is the value that a conditional write replaces, by the number of the write.
 	expected map[uint64]uint64
+	// judgedBy is the value by which a conditional write was refused.
+	judgedBy map[uint64]uint64
 	// ports: nodes have Ports. connections counts the connections of each pair, handles the commands that have arrived.
 	ports       bool
 	connections map[pair]int
@@ -280,6 +282,7 @@ func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
 		st, version = Repeated, v
 	case op.Conditional && s.expected[op.ID.Seq] != s.valueOf(n, op.Key):
 		st = Declined
+		s.judgedBy[op.ID.Seq] = s.valueOf(n, op.Key)
 	case op.Version < o.version:
 		st = Superseded
 		n.done[k][op.ID] = op.Version
@@ -294,14 +297,6 @@ func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
 		s.byVersion[k][op.Version] = op.ID.Seq
 	}
 	return st, version
-}
-
-// valueOf is what a node's store has of a key.
-func (s *sim) valueOf(n *node, k Key) uint64 {
-	if o := n.store[k.Bytes[0]]; o.version > 0 {
-		return o.value
-	}
-	return s.expired[k.Bytes[0]]
 }
 
 // The manager.
@@ -485,7 +480,7 @@ func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 	s := &sim{t: t, crowd: crowd, fault: f, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
 		leaving: map[int]bool{}, epoch: 1, filling: -1, since: map[int]uint64{},
 		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},
-		expected: map[uint64]uint64{}}
+		expected: map[uint64]uint64{}, judgedBy: map[uint64]uint64{}}
 	for k := range s.byVersion {
 		s.byVersion[k] = map[uint64]uint64{}
 	}

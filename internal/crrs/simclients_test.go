@@ -89,7 +89,13 @@ func (s *sim) try(w Write, o linear.Operation, tries int) {
 			s.acked++
 			s.seen[w.Key.Bytes[0]] = o.Value
 			o.Swap, o.Replaced = w.Conditional, s.expected[w.ID.Seq]
-		case r.Status == Refused && !w.Retry:
+		case r.Status == Refused:
+			// It tells what the condition was judged by, as a read does.
+			s.ops[w.Key.Bytes[0]] = append(s.ops[w.Key.Bytes[0]],
+				linear.Operation{Value: s.judgedBy[w.ID.Seq], Begin: o.Begin, End: s.now})
+			if w.Retry {
+				break
+			}
 			s.end(nil, 0) // it never happened
 			return
 		case r.Status == Unknown && again && s.rng.IntN(4) > 0:
@@ -147,4 +153,12 @@ func (s *sim) end(o *linear.Operation, key byte) {
 	}
 	s.open--
 	s.after(s.upTo(5*ms), s.client)
+}
+
+// valueOf is what a node's store has of a key.
+func (s *sim) valueOf(n *node, k Key) uint64 {
+	if o := n.store[k.Bytes[0]]; o.version > 0 {
+		return o.value
+	}
+	return s.expired[k.Bytes[0]]
 }

@@ -36,8 +36,9 @@ func (r *Replica) take(w Write) int32 {
 func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64(len(r.ring)) }
 
 // startQueued starts the queued writes that may start. A write whose outcome the store decides waits until the writes
-// of its key before it are in the store, and those behind it wait until it is decided: otherwise its condition would be
-// judged by another value than the one before it in the order of versions.
+// of its key before it are committed: a refusal tells of the value by which it was judged, as a read does. Those behind
+// it wait until it is decided: otherwise its condition would be judged by another value than the one before it in the
+// order of versions.
 func (r *Replica) startQueued(out *Actions) {
 	if !r.mayOrder() {
 		return
@@ -84,7 +85,7 @@ func (r *Replica) isQueued(k Key, later int) bool {
 func (r *Replica) blocked(w *write) bool {
 	for i := r.dirty[r.bucket(w.Key)]; i != none; i = r.writes.At(i).next {
 		o := r.writes.At(i)
-		if o.Key == w.Key && (r.lockKeys || o.deciding || (w.Retry || w.Conditional) && !o.durable) {
+		if o.Key == w.Key && (r.lockKeys || o.deciding || w.Retry || w.Conditional) {
 			return true
 		}
 	}
@@ -203,38 +204,23 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 	r.remove(&r.unordered, i)
 	switch st {
 	case Declined:
-		r.end(i, Refused, out)
+		st := Refused
+		if !r.authority() { // it may have been paused since the write came, and others have gone on
+			st = Unavailable
+		}
+		r.end(i, st, out)
 	case Unjudged:
 		r.unmark(i)
 		w.version = 0
 		r.awaitRepair(i, out)
 	case Repeated:
-		// It was done before. If the first copy is not committed yet, this one is answered when it is. The client that
-		// waited for the first copy has sent this one, so that it waits no more.
-		if o := r.withVersion(version, w.Key); o != none {
-			first := r.writes.At(o)
-			if first.waited {
-				out.Replies = append(out.Replies, Reply{Tag: first.Tag, Status: Unknown})
-			}
-			first.waited, first.Tag, w.waited = true, w.Tag, false
-		}
-		w.version = version
+		w.version = version // it was done before, and is committed (blocked)
 		r.end(i, OK, out)
 	default:
 		w.durable = true
 		r.order(i)
 		r.forward(i, out)
 	}
-}
-
-// withVersion returns the write of a key with a version that is not committed, or none.
-func (r *Replica) withVersion(version uint64, k Key) int32 {
-	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
-		if w := r.writes.At(i); w.Key == k && w.version == version && !w.deciding && w.seq != 0 {
-			return i
-		}
-	}
-	return none
 }
 
 // durable is the durable mark: all writes up to it are durable here and at every replica before.
