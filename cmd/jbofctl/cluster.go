@@ -25,7 +25,7 @@ func (x *cli) clusterCommands() []*cobra.Command {
 			"member", func(node string) admin.ChangeCluster { return admin.ChangeCluster{Drain: node} }),
 		x.clusterNodeCommand("join", "Give a node its share of the ranges again, after drain or leave",
 			func(node string) admin.ChangeCluster { return admin.ChangeCluster{Join: node} }),
-		x.clusterLeaveCommand(), x.clusterAcceptCommand(), x.clusterLostCommand()}
+		x.clusterLeaveCommand(), x.clusterForgetCommand(), x.clusterAcceptCommand(), x.clusterLostCommand()}
 }
 
 func (x *cli) clusterInitCommand() *cobra.Command {
@@ -233,6 +233,26 @@ func (x *cli) clusterLeaveCommand() *cobra.Command {
 					"the loss of one server less (docs/cluster.md)"
 			}
 			return x.changeCluster(c, admin.ChangeCluster{Drain: a.Node}, true, done)
+		},
+	}
+}
+
+func (x *cli) clusterForgetCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "forget NODE...",
+		Short: "Remove nodes that have left for good from the map, with their partitions",
+		Long: `Remove nodes from the map of the cluster that were drained and stopped and do not come back, with their
+partitions. It is refused for a node that is up, or has ended a few seconds ago, and for one that is a member of a
+range, which may have the only copy of something.
+
+If such a node does come back, it is refused, and says so, until jbofctl cluster join NODE lets it in again. Then, like
+a new box of the same name, it is filled before it serves anything.`,
+		RunE: func(c *cobra.Command, names []string) error {
+			if len(names) == 0 {
+				return usagef("%s needs the names of nodes", nameOf(c))
+			}
+			return x.changeCluster(c, admin.ChangeCluster{Forget: names}, false, "the cluster has forgotten "+
+				strings.Join(names, ", "))
 		},
 	}
 }

@@ -83,6 +83,20 @@ func TestLostNodesAreNamedToTheDaemon(t *testing.T) {
 	}
 }
 
+func TestForgottenNodesAreNamedToTheDaemon(t *testing.T) {
+	s, changes := moving(t, 10)
+	if code, out, errs := run(t, "cluster", "forget", "n1", "n3", "--socket", s); code != 0 ||
+		!strings.Contains(out, "the cluster has forgotten n1, n3") {
+		t.Fatalf("exit status %d, %s, %s", code, out, errs)
+	}
+	if got := <-changes; !reflect.DeepEqual(got, admin.ChangeCluster{Forget: []string{"n1", "n3"}}) {
+		t.Errorf("the daemon is asked for %+v", got)
+	}
+	if code, _, errs := run(t, "cluster", "forget", "--socket", s); code != 2 {
+		t.Errorf("without a name: exit status %d, %s", code, errs)
+	}
+}
+
 func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 	s, _ := moving(t, 1<<30)
 	code, _, errs := run(t, "cluster", "status", "--wait", "--timeout", "100ms", "--socket", s)

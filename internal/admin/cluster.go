@@ -73,7 +73,8 @@ type ClusterNode struct {
 	Target  string `json:"target"`
 	HostNQN string `json:"hostNQN"`
 	Domain  string `json:"domain"`
-	// State is up, away (the view does not admit it) or new (it has never been in a view).
+	// State is up, away (the view does not admit it), forgetting (the same, and it is about to leave the map),
+	// forgotten (an operator has had it removed from the map) or new (it has never been in a view).
 	State string `json:"state"`
 	// Out reports that the node is to have no ranges: it is drained, or has been away for too long.
 	Out        bool `json:"out"`
@@ -134,6 +135,8 @@ type ChangeCluster struct {
 	AllLosses  bool  `json:"allLosses,omitempty"`
 	// Lost are nodes that have ended for good, so that they need not be waited for when nobody else may make the map.
 	Lost []string `json:"lost,omitempty"`
+	// Forget are nodes that have left for good and are to be no members any more.
+	Forget []string `json:"forget,omitempty"`
 	// Drain is a node that is to have no ranges, Join one that is to have its share again.
 	Drain string `json:"drain,omitempty"`
 	Join  string `json:"join,omitempty"`

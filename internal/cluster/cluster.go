@@ -24,8 +24,8 @@
 // registration to be made again.
 //
 // Node is the machine: node.go has what each node does, manager.go what the manager does besides, etcd.go what a node
-// knows of etcd and keeps there, unserved.go when a manager is replaced that is not heard. The formats are in record.go
-// (etcd) and message.go (between nodes).
+// knows of etcd and keeps there, unserved.go when a manager is replaced that is not heard, forget.go how a node
+// leaves the map. The formats are in record.go (etcd) and message.go (between nodes).
 package cluster
 
 import (
@@ -237,6 +237,7 @@ const (
 	OtherCluster
 	OtherProtocol
 	NameTaken
+	NodeForgotten
 )
 
 // Send is a message to a node. Messages may be lost, doubled, delayed and reordered.

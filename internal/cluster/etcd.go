@@ -209,6 +209,8 @@ func (n *Node) checkRead(r *Response, next *content) error {
 			next.settings.Cluster, n.cfg.Cluster)
 	case m.Cluster != next.settings.Cluster || e.settings != nil && e.settings.Cluster != m.Cluster:
 		return fmt.Errorf("%w: the view is of cluster %s", ErrForeign, m.Cluster)
+	case n.forgotten(next.settings, m) != nil:
+		return n.forgotten(next.settings, m)
 	case r.Revision < e.revision:
 		return fmt.Errorf("%w: revision %d after %d", ErrWentBack, r.Revision, e.revision)
 	case m.Epoch < max(e.asked.epoch, n.cfg.Seen):
@@ -253,7 +255,7 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 	switch kv.Key {
 	case keyConfig:
 		s, err := DecodeSettings(kv.Value)
-		if err != nil || e.settings != nil && s.Cluster != e.settings.Cluster {
+		if err != nil || e.settings != nil && s.Cluster != e.settings.Cluster || n.forgotten(s, n.newest) != nil {
 			e.synced = false
 			return
 		}

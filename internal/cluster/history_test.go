@@ -32,7 +32,7 @@ func TestRandomHistories(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	changes, takeovers, writes := 0, 0, 0
+	changes, takeovers, writes, forgot := 0, 0, 0, 0
 	for i := range *runsFlag {
 		w := history(t, seed+i)
 		if t.Failed() {
@@ -42,8 +42,9 @@ func TestRandomHistories(t *testing.T) {
 		for _, n := range w.written {
 			writes += n
 		}
+		forgot += w.forgot
 	}
-	t.Logf("%d views, %d managers, %d writes", changes, takeovers, writes)
+	t.Logf("%d views, %d managers, %d writes, %d nodes forgotten", changes, takeovers, writes, forgot)
 }
 
 func history(t *testing.T, seed uint64) *world {
@@ -104,7 +105,7 @@ func (w *world) disturb() {
 		}
 	}
 	for_ := w.duration()
-	switch w.rng.IntN(14) {
+	switch w.rng.IntN(16) {
 	case 0, 1:
 		w.trace("node %d dies", n.id)
 		n.kill()
@@ -163,6 +164,12 @@ func (w *world) disturb() {
 			}
 		}
 		w.cutFor(for_, links...)
+	case 14:
+		w.leave(n, for_)
+	case 15: // what has just left comes back, perhaps while it is being forgotten
+		for _, o := range w.nodes {
+			o.revive()
+		}
 	case 13: // a manager that reaches etcd, and few of the nodes
 		if m := w.leader(); m != nil {
 			w.cutFor(for_, w.linksOf(m, w.rng.IntN(len(w.nodes)), w.rng.IntN(3))...)
@@ -184,6 +191,37 @@ func (w *world) linksOf(n *node, count, direction int) (links [][2]int) {
 		}
 	}
 	return links
+}
+
+// leave drains a node, has it end some time later, and tries to have it forgotten.
+func (w *world) leave(n *node, ns int64) {
+	if len(w.nodes) == 1 {
+		return
+	}
+	w.trace("node %d leaves", n.id)
+	w.drain(n)
+	w.sim.After(ns, func() {
+		if !n.proc.Dead() && !w.healed {
+			n.kill()
+		}
+	})
+	var try func(int)
+	try = func(left int) {
+		if w.healed {
+			return
+		}
+		done := false
+		names := []string{n.name}
+		err := w.change(func(r *Records) error { return r.Forget(names) })
+		_ = w.change(func(r *Records) error { done, _ = r.Forgot(names); return nil })
+		if done && err == nil {
+			w.trace("node %d is forgotten", n.id)
+			w.forgot++
+		} else if left > 0 {
+			w.sim.After(lease, func() { try(left - 1) })
+		}
+	}
+	w.sim.After(ns+w.rng.Int64N(8*lease), func() { try(10) })
 }
 
 func (n *node) revive() {
@@ -270,9 +308,18 @@ func (w *world) goBack() {
 // heal ends all that is bad.
 func (w *world) heal() {
 	w.trace("heal")
-	w.slow, w.hasty, w.etcd.Late = false, false, false
+	w.slow, w.hasty, w.etcd.Late, w.healed = false, false, false, true
 	clear(w.cut)
 	w.etcd.Resume()
+	_ = w.change(func(r *Records) error {
+		for _, n := range w.nodes {
+			if r.forgotten(n.name) != nil && w.rng.IntN(2) == 0 && n.proc.Dead() {
+				n.number, n.lives, n.seen = n.number+100, 0, 0
+			}
+			_ = r.Join(n.name)
+		}
+		return nil
+	})
 	for _, n := range w.nodes {
 		n.client.Cut(false)
 		n.pause = notPaused

@@ -187,6 +187,8 @@ func (n *Node) refuses(r *Report) Refusal {
 		return OtherProtocol
 	case !r.Cluster.IsZero() && n.etcd.settings != nil && r.Cluster != n.etcd.settings.Cluster:
 		return OtherCluster
+	case n.newest != nil && !n.newest.admits(r.Incarnation) && n.etcd.settings.forgets(r.Name, r.Seen):
+		return NodeForgotten
 	}
 	p := n.lead.processes[r.Incarnation]
 	if p == nil || n.newest == nil {
@@ -460,23 +462,15 @@ func (n *Node) members(m *Map) (differs bool) {
 		}
 		if m.Admitted[i] == reg.incarnation {
 			v.Nodes[i].Domain = reg.domain
-			addPartitions(v, uint16(i), reg.partitions)
+			for _, p := range reg.partitions {
+				if !p.ID.IsZero() {
+					v.Add(p.ID, uint16(i), p.Weight)
+				}
+			}
 		}
 	}
+	differs = n.forgetMembers(m) || differs
 	return n.setOut(m) || differs
-}
-
-// addPartitions adds the partitions of a node, or sets their weights. One that belongs to another node stays there.
-func addPartitions(v *view.View, node uint16, own []Partition) {
-	for _, p := range own {
-		i := slices.IndexFunc(v.Partitions, func(e view.Partition) bool { return e.ID == p.ID })
-		switch {
-		case i < 0 && len(v.Partitions) < view.MaxPartitions && !p.ID.IsZero():
-			v.Partitions = append(v.Partitions, view.Partition{ID: p.ID, Node: node, Weight: p.Weight})
-		case i >= 0 && v.Partitions[i].Node == node:
-			v.Partitions[i].Weight = p.Weight
-		}
-	}
 }
 
 // setOut sets which nodes are to have no ranges: those of the settings, and those that have been gone for too long. It

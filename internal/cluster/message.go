@@ -135,7 +135,7 @@ func decodeAnswer(b []byte) (*Answer, error) {
 		To: Incarnation(d.u64()), Seq: d.u64(), Stamp: int64(d.u64()), Epoch: view.Epoch(d.u64())}
 	flags := d.below(2 * flagGranted)
 	a.Acts, a.Granted = flags&flagActs != 0, flags&flagGranted != 0
-	a.Version, a.Refused = d.u64(), Refusal(d.below(byte(NameTaken)+1))
+	a.Version, a.Refused = d.u64(), Refusal(d.below(byte(NodeForgotten)+1))
 	if n := d.count(1); n > 0 {
 		a.View = d.take(uint64(n))
 	}

@@ -68,7 +68,7 @@ func TestAChangedMessageIsRefused(t *testing.T) {
 	}
 	bad := someMessages()
 	bad[1].Report.Ranges[0].Local = view.Complete + 1
-	bad[2].Answer.Refused = NameTaken + 1
+	bad[2].Answer.Refused = NodeForgotten + 1
 	for _, m := range bad[1:3] {
 		if _, err := DecodeMessage(m.Encode()); !errors.Is(err, ErrForeign) {
 			t.Errorf("a value that there is not: %v", err)

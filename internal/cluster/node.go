@@ -188,13 +188,16 @@ func (n *Node) Authority() int64 { return n.until }
 // Manager is the newest manager that the node knows of, zero if there is none.
 func (n *Node) Manager() Identity { return n.manager }
 
+// Settings are those of the cluster that the node knows, nil if it has not read them. They are never changed.
+func (n *Node) Settings() *Settings { return n.etcd.settings }
+
 // Manages reports whether the node is the manager.
 func (n *Node) Manages() bool { return n.lead != nil }
 
 // Problem is what keeps the node from taking part, or, while it has authority, what keeps the map from changing; nil if
 // nothing does. It ends by itself when its reason does: etcd answers (ErrUnreachable); the cluster is made with its
 // settings (ErrNoCluster); the right cluster is named (ErrForeign, ErrProtocol); the other node is gone
-// (ErrDuplicateName); the newest state is restored (ErrWentBack).
+// (ErrDuplicateName); the newest state is restored (ErrWentBack); the node may join again (ErrForgotten).
 func (n *Node) Problem() error { return n.problem }
 
 // Serves reports whether the node may serve range r with a partition of its own while it has authority: it has it in
@@ -335,6 +338,8 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 			a.Manager.Name, n.cfg.Cluster), out)
 	case OtherProtocol:
 		n.setProblem(fmt.Errorf("%w: that of the manager %s is not %d", ErrProtocol, a.Manager.Name, Protocol), out)
+	case NodeForgotten:
+		n.setProblem(fmt.Errorf("%w: %s, as the manager %s knows", ErrForgotten, n.cfg.Name, a.Manager.Name), out)
 	case NameTaken:
 		n.setProblem(fmt.Errorf("%w: %s, as the manager %s knows", ErrDuplicateName, n.cfg.Name, a.Manager.Name), out)
 	}

@@ -22,7 +22,8 @@ const (
 // All records begin with the same header; integers are little endian, strings have a uvarint of their length in front.
 //
 //	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes,
-//	                      uvarint n, n times: u32 range, u32 version of its chain
+//	                      uvarint n, n times: u32 range, u32 version of its chain,
+//	                      uvarint n, n u64 incarnations, uvarint n, n times: name, u64 epoch
 //	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
 //	8  version u16, 1     "JBCS" stamp     u64 term, u64 count
 //	                      "JBCN" node      u16 protocol, u64 incarnation, domain, address,
@@ -63,6 +64,8 @@ type Settings struct {
 	// Lost are processes of which an operator says that they have ended and do not come back: what they could do as
 	// managers keeps no other node from becoming one.
 	Lost []Incarnation
+	// Forgotten are nodes that are to be no members any more, or are none.
+	Forgotten []Forgotten
 }
 
 // Loss is a range with the version of its chain.
@@ -215,6 +218,10 @@ func (s *Settings) Encode() []byte {
 	for _, i := range s.Lost {
 		b = le.AppendUint64(b, uint64(i))
 	}
+	b = binary.AppendUvarint(b, uint64(len(s.Forgotten)))
+	for _, f := range s.Forgotten {
+		b = le.AppendUint64(appendString(b, f.Name), uint64(f.Epoch))
+	}
 	return seal(b)
 }
 
@@ -239,6 +246,9 @@ func DecodeSettings(b []byte) (*Settings, error) {
 	}
 	for range d.count(8) {
 		s.Lost = append(s.Lost, Incarnation(d.u64()))
+	}
+	for range d.count(9) {
+		s.Forgotten = append(s.Forgotten, Forgotten{Name: d.name(), Epoch: view.Epoch(d.u64())})
 	}
 	if s.Replicas < 1 || s.Replicas > view.MaxReplicas || s.Cluster.IsZero() {
 		return nil, fmt.Errorf("%w: cluster %s with %d replicas, want a UUID and 1 to 5", ErrForeign, s.Cluster,

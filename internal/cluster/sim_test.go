@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,8 @@ type world struct {
 	wentBack bool
 	changes  int
 	takeover int
+	forgot   int
+	healed   bool // no node leaves any more
 	losses   int
 	slow     bool // messages may take long
 	hasty    bool // nodes take over, and give up others, as soon as they may
@@ -74,16 +77,16 @@ type node struct {
 	parts   []Partition
 	store   map[uuid.UUID]*[ranges]copyOf
 	// What the process before has left in the state directory.
-	lives uint32
-	seen  view.Epoch
+	number uint64
+	lives  uint32
+	seen   view.Epoch
 
 	proc  *lab.Process
 	n     *Node
 	watch *lab.EtcdWatch
 	wake  interface{ Reset(int64) }
 	// pause: the process is to be paused at a bad moment.
-	pause moment
-	// since is when the process has had authority without a gap, by true time; 0: it has none.
+	pause    moment
 	reported string
 }
 
@@ -122,8 +125,8 @@ func newWorld(t testing.TB, seed uint64, nodes, replicas int) *world {
 
 func (w *world) addNode(i int) *node {
 	n := &node{w: w, id: i, name: fmt.Sprintf("node-%d", i), address: fmt.Sprint("address ", i), cluster: w.uuid,
-		client: w.etcd.NewClient(),
-		clock:  w.sim.NewClock(fmt.Sprint(i), lab.ClockConfig{Skew: 0.004}), store: map[uuid.UUID]*[ranges]copyOf{}}
+		number: uint64(i + 1), client: w.etcd.NewClient(),
+		clock: w.sim.NewClock(fmt.Sprint(i), lab.ClockConfig{Skew: 0.004}), store: map[uuid.UUID]*[ranges]copyOf{}}
 	for p := range 1 + w.rng.IntN(2) {
 		id := uuid.UUID{9, byte(i), byte(p)}
 		n.parts = append(n.parts, Partition{ID: id, Weight: 100})
@@ -140,7 +143,7 @@ func (n *node) start() {
 	n.lives++
 	n.proc = w.sim.NewProcess(n.clock)
 	n.n = New(Config{Cluster: n.cluster, Name: n.name, Address: n.address,
-		Incarnation: NewIncarnation(uint64(n.id+1), n.lives), Seen: n.seen, Partitions: n.parts, LeaseNS: lease})
+		Incarnation: NewIncarnation(n.number, n.lives), Seen: n.seen, Partitions: n.parts, LeaseNS: lease})
 	n.pause = notPaused
 	if w.hasty {
 		n.hurry()
@@ -319,7 +322,14 @@ func (w *world) etcdChanged(k lab.EtcdKey) {
 	}
 	if last := w.views[w.epoch]; last != nil {
 		for i, process := range last.Admitted {
-			if now := m.Admitted[i]; process != 0 && now != 0 && now != process {
+			at := slices.IndexFunc(m.Nodes, func(e view.Node) bool { return e.Name == last.Nodes[i].Name })
+			if at < 0 {
+				if process != 0 {
+					w.t.Fatalf("epoch %d forgets process %d, which no view has seen go", m.Epoch, process)
+				}
+				continue
+			}
+			if now := m.Admitted[at]; process != 0 && now != 0 && now != process {
 				w.t.Fatalf("epoch %d admits process %d in the place of %d, which no view has seen go", m.Epoch, now,
 					process)
 			}
@@ -384,10 +394,12 @@ func (n *node) adopt(life *lab.Process) {
 
 // report tells the machine what the stores have, if that has changed.
 func (n *node) report(life *lab.Process) {
-	if now := fmt.Sprint(n.lives, n.rangeReports()); now != n.reported {
+	if now := fmt.Sprint(n.lives, n.rangeReports(), n.unusable()); now != n.reported {
 		n.reported = now
 		n.proc.Go(func() {
-			n.on(life, func(now int64, out *Actions) { n.n.SetReport(now, n.rangeReports(), nil, out) })
+			n.on(life, func(now int64, out *Actions) {
+				n.n.SetReport(now, n.rangeReports(), n.unusable(), out)
+			})
 		})
 	}
 }
@@ -429,8 +441,9 @@ func (n *node) fillLater(life *lab.Process, id view.PartitionID, r int, since vi
 				return
 			}
 			m := memberOf(a.Chains[r], id)
-			store := n.store[a.Partitions[id].ID]
-			if m == nil || m.State != view.Filling || m.Since != since || store[r].since != since || store[r].complete {
+			store := n.store[a.Partitions[id].ID] // nil: it was forgotten, and another one has the entry
+			if m == nil || store == nil || m.State != view.Filling || m.Since != since || store[r].since != since ||
+				store[r].complete {
 				return
 			}
 			source := w.there(a, a.Chains[r][0], r)

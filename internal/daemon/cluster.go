@@ -271,6 +271,9 @@ func (c *clusterMember) explain(err error) error {
 	if errors.Is(err, cluster.ErrNoCluster) || errors.Is(err, cluster.ErrUnreachable) {
 		err = fmt.Errorf("%w; etcd is %s", err, strings.Join(c.etcd.Endpoints, ", "))
 	}
+	if errors.Is(err, cluster.ErrForgotten) {
+		return fmt.Errorf("%w; if it is to take part, jbofctl cluster join %s on another node", err, c.self)
+	}
 	if !errors.Is(err, cluster.ErrNoCluster) {
 		return err
 	}

@@ -30,6 +30,9 @@ var errNoCluster = errors.New("this node has no section cluster in its configura
 
 var errTryAgain = errors.New("try again in a moment")
 
+// forgotAgain is the time between two looks whether nodes have left the map.
+const forgotAgain = 20 * time.Millisecond
+
 // etcdPatience is how long a request of the admin API waits for etcd.
 const etcdPatience = 10 * time.Second
 
@@ -134,12 +137,45 @@ func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) erro
 	ctx, cancel := context.WithTimeout(ctx, etcdPatience)
 	defer cancel()
 	err := member.Change(ctx, c.etcd, func(r *cluster.Records) error { return c.change(r, what) })
+	if err == nil && len(what.Forget) > 0 {
+		err = c.forgotten(ctx, what.Forget)
+	}
 	if err != nil {
 		return c.explain(err)
 	}
 	n.log.Info("the settings of the cluster were changed", "cluster", c.cfg.Name, "replicas", what.Replicas, "drain",
-		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses, "lost", what.Lost)
+		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses, "lost", what.Lost,
+		"forget", what.Forget)
 	return nil
+}
+
+// forgotten waits until the manager has removed nodes from the map that are to be forgotten, and makes that final.
+func (c *clusterMember) forgotten(ctx context.Context, names []string) error {
+	tick := time.NewTicker(forgotAgain)
+	defer tick.Stop()
+	for {
+		var done bool
+		var members []string
+		err := member.Change(ctx, c.etcd, func(r *cluster.Records) error {
+			done, members = r.Forgot(names)
+			return nil
+		})
+		switch {
+		case err == nil && len(members) > 0:
+			return fmt.Errorf("nodes that have come back meanwhile, and are members as before: %s",
+				strings.Join(members, ", "))
+		case err == nil && done:
+			return nil
+		case err != nil && ctx.Err() == nil:
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("the map has %s still, as long as there is no manager that changes it; nothing of them "+
+				"is admitted any more. Repeat the command when there is one", strings.Join(names, ", "))
+		}
+	}
 }
 
 // change changes the settings as is asked for.
@@ -152,10 +188,8 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 		}
 	}
 	slices.Sort(names)
-	for _, name := range []string{what.Drain, what.Join} {
-		if name != "" && !slices.Contains(names, name) {
-			return fmt.Errorf("node is %q, must be one of the view: %s", name, strings.Join(names, ", "))
-		}
+	if what.Drain != "" && !slices.Contains(names, what.Drain) {
+		return fmt.Errorf("node is %q, must be one of the view: %s", what.Drain, strings.Join(names, ", "))
 	}
 	if what.Replicas != 0 {
 		if err := c.enough(what.Replicas, len(in)); err != nil {
@@ -176,8 +210,11 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 	if err := loseNodes(r, what.Lost); err != nil {
 		return err
 	}
+	if err := r.Forget(what.Forget); err != nil {
+		return err
+	}
 	if what.Join != "" {
-		r.Settings.Out = slices.DeleteFunc(r.Settings.Out, func(name string) bool { return name == what.Join })
+		return r.Join(what.Join)
 	}
 	return nil
 }
@@ -353,8 +390,9 @@ func (c *clusterMember) describe() admin.Cluster {
 	if err := c.ready(); err != nil {
 		a.Problem = err.Error()
 	}
+	var settings *cluster.Settings
 	if m, s, _ := c.state(); m != nil {
-		a.Manager = s.Manager
+		a.Manager, settings = s.Manager, s.Settings
 		if s.Active != nil {
 			a.ActiveEpoch, a.AuthorityMS = uint64(s.Active.Epoch), max((m.Authority()-member.Now())/1e6, 0)
 		}
@@ -366,8 +404,28 @@ func (c *clusterMember) describe() admin.Cluster {
 	if v, age := c.newestView(); v != nil {
 		a.UUID, a.Epoch, a.ViewMS, a.Replicas = v.Cluster.String(), uint64(v.Epoch), age.Milliseconds(), v.Replicas
 		describeView(&a, v)
+		describeForgotten(&a, settings)
 	}
 	return a
+}
+
+// describeForgotten says which of the nodes have been forgotten, or are about to be.
+func describeForgotten(a *admin.Cluster, s *cluster.Settings) {
+	if s == nil {
+		return
+	}
+	for i := range a.Nodes {
+		e := &a.Nodes[i]
+		for _, f := range s.Forgotten {
+			switch {
+			case f.Name != e.Name:
+			case e.State == "new":
+				e.State = "forgotten"
+			case e.State == "away" && f.Epoch == 0:
+				e.State = "forgetting"
+			}
+		}
+	}
 }
 
 // describeView adds what a view says.

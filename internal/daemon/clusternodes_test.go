@@ -107,6 +107,7 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 		}
 		return nil
 	})
+	forgotten(t, nodes[:2], worlds[2])
 	if got := reload(); !strings.Contains(got, "node of the cluster removed") {
 		t.Errorf("the changes are %s", got)
 	}
@@ -121,6 +122,74 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 		ns.read(t, fmt.Sprint("key", i), fmt.Sprint("value", i), 2)
 		ns.stored(t, fmt.Sprint("key", i), "later")
 	}
+}
+
+// forgotten has the third node forgotten, which was drained and stopped. It is refused when it starts again, until it
+// may join; then it is drained, stopped and forgotten once more.
+func forgotten(t *testing.T, nodes []*node, third *world) {
+	t.Helper()
+	change := func(what admin.ChangeCluster) error {
+		_, err := nodes[0].admin.ChangeCluster(t.Context(), what)
+		return err
+	}
+	state := func(a admin.Cluster) string {
+		i := slices.IndexFunc(a.Nodes, func(e admin.ClusterNode) bool { return e.Name == "n3" })
+		return a.Nodes[i].State
+	}
+	forget := func() {
+		t.Helper()
+		for name, want := range map[string]string{"n1": "node n1 is up", "n9": "must be one of the view: n1, n2, n3"} {
+			if err := change(admin.ChangeCluster{Forget: []string{name}}); err == nil ||
+				!strings.Contains(err.Error(), want) {
+				t.Errorf("%s is forgotten: %v", name, err)
+			}
+		}
+		eventually(t, "the third node is forgotten", func() error { // it is registered for some seconds
+			return change(admin.ChangeCluster{Forget: []string{"n3"}})
+		})
+		agree(t, "it is not in the map", nodes, func(a admin.Cluster) error {
+			if got := state(a); got != "forgotten" || len(a.Partitions) != 2 {
+				return fmt.Errorf("%s, %+v", got, a.Partitions)
+			}
+			return nil
+		})
+		if err := change(admin.ChangeCluster{Forget: []string{"n3"}}); err != nil {
+			t.Errorf("it is forgotten again: %v", err)
+		}
+	}
+	forget()
+	n := third.mustStart()
+	eventually(t, "it is refused", func() error {
+		if a := n.cluster(); !strings.Contains(a.Problem, "the cluster has forgotten this node") ||
+			!strings.Contains(a.Problem, "jbofctl cluster join n3") {
+			return fmt.Errorf("its problem is %q", a.Problem)
+		}
+		return nil
+	})
+	if err := change(admin.ChangeCluster{Join: "n3"}); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, "it has its share again", append(nodes[:2:2], n), func(a admin.Cluster) error {
+		if state(a) != "up" || a.Ranges.Full != a.Ranges.Total || len(a.Partitions) != 3 ||
+			slices.ContainsFunc(a.Partitions, func(p admin.ClusterPartition) bool { return p.Replicas == 0 }) {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	keysOf(append(nodes[:2:2], n)).read(t, "key7", "value7", 2)
+	if err := change(admin.ChangeCluster{Drain: "n3"}); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, "it has nothing", nodes, func(a admin.Cluster) error {
+		if a.Ranges.Full != a.Ranges.Total || a.Nodes[2].Replicas+a.Nodes[2].Filling > 0 {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	if err := n.stop(); err != nil {
+		t.Fatal(err)
+	}
+	forget()
 }
 
 // TestNodesAreCheckedAgainBeforeTheyChange: what a reload has checked may be otherwise after a resize. What is refused

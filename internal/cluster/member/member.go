@@ -44,6 +44,8 @@ type State struct {
 	// Manager is the name of the manager, empty if none is known. Manages: it is this node.
 	Manager string
 	Manages bool
+	// Settings are the newest that the node has read, nil: none.
+	Settings *cluster.Settings
 	// Problem is that of cluster.Node.
 	Problem error
 }
@@ -258,9 +260,9 @@ func (m *Member) carryOut(out *cluster.Actions) {
 func (m *Member) publish(out *cluster.Actions) {
 	last := m.state.Load()
 	s := &State{Newest: m.node.Newest(), Active: m.node.Active(), Manager: m.node.Manager().Name,
-		Manages: m.node.Manages(), Problem: m.node.Problem()}
+		Manages: m.node.Manages(), Settings: m.node.Settings(), Problem: m.node.Problem()}
 	if s.Newest != last.Newest || s.Active != last.Active || s.Manager != last.Manager || s.Manages != last.Manages ||
-		out.Problem {
+		s.Settings != last.Settings || out.Problem {
 		m.state.Store(s)
 	} else {
 		s = last

@@ -2,11 +2,13 @@ package view
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"jbofd/internal/invariants"
+	"jbofd/internal/uuid"
 )
 
 var (
@@ -30,8 +32,12 @@ func TestRandomHistories(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
+	forgotten := 0
 	for run := range *runsFlag {
-		history(t, rand.New(rand.NewPCG(seed, run)))
+		forgotten += history(t, rand.New(rand.NewPCG(seed, run)))
+	}
+	if t.Logf("%d nodes forgotten", forgotten); forgotten == 0 {
+		t.Error("no node was forgotten")
 	}
 }
 
@@ -45,6 +51,8 @@ type world struct {
 	has     [][]int
 	// complete says that a node believes to have all of a range, and since which epoch.
 	complete [][]Epoch
+	// joined and forgotten count nodes.
+	joined, forgotten int
 }
 
 func (w *world) Alive(n uint16) bool       { return w.alive[n] }
@@ -56,7 +64,7 @@ func (w *world) Range(p PartitionID, r int) Report {
 	return Report{Local: Incomplete, Epoch: w.v.Epoch}
 }
 
-func history(t *testing.T, rng *rand.Rand) {
+func history(t *testing.T, rng *rand.Rand) (forgotten int) {
 	replicas := 1 + rng.IntN(4)
 	v := cluster(2+rng.IntN(5), 1+rng.IntN(2), replicas, 16)
 	w := &world{v: v, rng: rng, alive: make([]bool, len(v.Nodes)), written: make([]int, 16)}
@@ -67,8 +75,9 @@ func history(t *testing.T, rng *rand.Rand) {
 		w.has, w.complete = append(w.has, make([]int, 16)), append(w.complete, make([]Epoch, 16))
 	}
 	for step := range 400 {
-		calm := step > 300 // in the end all nodes are alive
+		calm := step > 300 // in the end all nodes are alive, and none is out
 		w.disturb(calm)
+		w.members(calm)
 		next, _ := w.v.Next(w)
 		for r := range next.Chains {
 			if same := slices.Equal(next.Chains[r], w.v.Chains[r]); same != (next.Versions[r] == w.v.Versions[r]) {
@@ -87,6 +96,7 @@ func history(t *testing.T, rng *rand.Rand) {
 			t.Fatalf("range %d has not recovered: %v", r, c)
 		}
 	}
+	return w.forgotten
 }
 
 // disturb changes which nodes are alive, and lets one lose its data while others have them.
@@ -113,6 +123,36 @@ func (w *world) disturb(calm bool) {
 			}
 		}
 	}
+}
+
+// members changes who is a member: nodes are drained, forgotten when they hold nothing and are not alive, and others
+// join, whose partitions get the entries of forgotten ones, with what was reported of those.
+func (w *world) members(calm bool) {
+	v := *w.v
+	v.Nodes, v.Partitions = slices.Clone(v.Nodes), slices.Clone(v.Partitions)
+	n := w.rng.IntN(len(v.Nodes))
+	switch kind := w.rng.IntN(8); {
+	case calm:
+		v.Nodes[n].Out = false
+	case kind == 0:
+		v.Nodes[n].Out = !v.Nodes[n].Out
+	case kind < 5 && !w.alive[n] && len(v.Nodes) > 1:
+		if held := v.Ranges(n); v.Forget(n) != (held == 0) {
+			panic("a node is forgotten that is a member of a range, or the reverse")
+		} else if held == 0 {
+			w.alive = slices.Delete(w.alive, n, n+1)
+			w.forgotten++
+		}
+	case kind == 5 && len(v.Nodes) < 7:
+		w.joined++
+		v.Nodes = append(v.Nodes, Node{Name: fmt.Sprint("later ", w.joined)})
+		v.Add(uuid.UUID{3, byte(w.joined), byte(w.joined >> 8)}, uint16(len(v.Nodes)-1), 100)
+		w.alive = append(w.alive, true)
+		for len(w.has) < len(v.Partitions) {
+			w.has, w.complete = append(w.has, make([]int, 16)), append(w.complete, make([]Epoch, 16))
+		}
+	}
+	w.v = &v
 }
 
 // otherAlive reports whether a member of range r on another node than n is alive and complete.
