@@ -130,9 +130,9 @@ type SSD struct {
 	Size Bytes `yaml:"size" default:"0"`
 	// Create makes the file if it does not exist, and makes it larger if size is larger. Its directory must exist.
 	Create bool `yaml:"create" default:"false"`
-	// Preset is the drive that is emulated (backend model): a Samsung DCT983 with TLC flash or an Intel Optane DC
-	// P4800X.
-	Preset string `yaml:"preset" default:"dct983" oneof:"dct983|p4800x"`
+	// Preset is the drive that is emulated (backend model): a Samsung DCT983 with TLC flash, an Intel Optane DC P4800X,
+	// or a common drive with SATA, with QLC flash, or of the PCIe 4 or 5 generation.
+	Preset string `yaml:"preset" default:"dct983" oneof:"dct983|p4800x|sata|qlc|gen4|gen5"`
 	// Condition is the state of the emulated flash at the start (backend model): never written, written once in
 	// sequence, or then written at random until write amplification is steady. Preparing the last takes a tenth of a
 	// second for each GiB; the map of the flash takes 0.2 % of the size as memory.

@@ -34,7 +34,7 @@ var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 		}
 		return nil
 	}
-	var compared, others []Scenario
+	var compared, others, foreign []Scenario
 	for _, s := range Matrix() {
 		// Half as long as in the matrix. Where policies must learn, what is measured is halved, but not on a fragmented
 		// drive, because there it varies with the collection of garbage.
@@ -43,10 +43,11 @@ var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 		} else if len(p) == 1 && p[0].FromNS == learnNS && s.Condition == flash.Clean {
 			p[0].ToNS = learnNS + measuredNS/2
 		}
-		switch s.Row {
-		case "read-write":
+		switch {
+		case s.Row == "read-write":
 			compared = append(compared, s)
-		case "cpu", "application", "p4800x", "ablation":
+		case strings.HasSuffix(s.Name, withoutCredits):
+			foreign = append(foreign, s)
 		default:
 			others = append(others, s)
 		}
@@ -54,7 +55,14 @@ var bars = sync.OnceValues(func() (map[cell]*Result, error) {
 	if err := run(compared, all); err != nil {
 		return nil, err
 	}
-	return out, run(others, []string{jbof, fifo})
+	if err := run(others, []string{jbof, fifo}); err != nil {
+		return nil, err
+	}
+	err := run(foreign, []string{jbof})
+	for _, s := range foreign { // fifo grants no credits, so it is the same without
+		out[cell{s.String(), fifo}] = out[cell{strings.TrimSuffix(s.String(), withoutCredits), fifo}]
+	}
+	return out, err
 })
 
 // plainOnly skips a test that takes a minute of arithmetic and compares policies with each other where invariants are

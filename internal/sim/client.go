@@ -18,6 +18,9 @@ type tenantState struct {
 	// window limits the I/Os that were sent and not answered.
 	window credit.Window
 	parda  parda
+	// off: other clients have the core. Answers wait in inbox meanwhile.
+	off   bool
+	inbox ring[departure]
 
 	account account
 }
@@ -75,6 +78,9 @@ func (r *run) newTenants() {
 			l := &t.loads[j]
 			l.spec, l.rng, l.from, l.to = &t.spec.Loads[j], newRNG(r.set.Seed, stream), from, to
 			stream++
+			if l.spec.RegionBytes > 0 {
+				l.to = min(l.to, l.from+l.spec.RegionBytes)
+			}
 			l.data = l.spec.data()
 			if r.set.Standalone != nil {
 				l.standalone = r.set.Standalone(l.spec)
@@ -84,7 +90,7 @@ func (r *run) newTenants() {
 				l.parts += int64(max(1, l.spec.Kinds[k].Parts))
 				// Sequential streams start at different offsets, as files of different age do.
 				size := roundUp(l.spec.Kinds[k].SizeBytes)
-				l.next[k] = from + l.rng.below((to-from)/size)*size
+				l.next[k] = l.from + l.rng.below((l.to-l.from)/size)*size
 			}
 		}
 		at := int64(0)
@@ -93,6 +99,7 @@ func (r *run) newTenants() {
 		}
 		r.timers.push(timer{atNS: at, what: connect, tenant: i})
 	}
+	r.newCores()
 }
 
 // maxIO is the alignment of the writers' slices.
@@ -117,6 +124,8 @@ func (r *run) fire(t timer) {
 		r.requestIO(t)
 	case control:
 		r.control(t)
+	case coreTurn:
+		r.turnCore(t)
 	}
 }
 
@@ -248,6 +257,9 @@ func (l *load) want(now int64) {
 // send sends the I/Os that the client's window permits, in the order in which its applications requested them.
 func (r *run) send(i int) {
 	t := &r.tenants[i]
+	if t.off {
+		return
+	}
 	for {
 		load, l := -1, (*load)(nil)
 		for j := range t.loads {
@@ -260,7 +272,7 @@ func (r *run) send(i int) {
 			return
 		}
 		kind := &l.spec.Kinds[l.waiting.peek().kind]
-		units := credit.Units(int(kind.SizeBytes))
+		units := pipeline.IO{Op: kind.Op, LenBytes: kind.SizeBytes}.Units()
 		if !t.window.MaySend(r.now, units) {
 			return
 		}

@@ -46,11 +46,12 @@ type driveKey struct {
 	sizeBytes int64
 	condition flash.Condition
 	slowdown  int
+	unmapNS   int64
 }
 
 // drive returns the key of the scenario's drive.
 func (s *Scenario) drive() driveKey {
-	return driveKey{s.Preset, s.SizeBytes, s.Condition, max(s.Slowdown, 1)}
+	return driveKey{s.Preset, s.SizeBytes, s.Condition, max(s.Slowdown, 1), s.UnmapNSPerMiB}
 }
 
 type standaloneKey struct {
@@ -141,6 +142,9 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 		return err
 	}
 	cfg.Seed, cfg.Slowdown = seed, key.slowdown
+	if key.unmapNS > 0 {
+		cfg.UnmapNSPerMiB = key.unmapNS
+	}
 	if p.drive, err = flash.New(cfg); err != nil {
 		return err
 	}
@@ -152,12 +156,16 @@ func (p *prototype) make(key driveKey, seed uint64) error {
 func (l *Lab) run(sc *Scenario, policy string) (*Result, error) {
 	key := sc.drive()
 	proto := l.drives[key]
-	p, err := newPolicy(policy, proto)
+	known := *proto
+	if sc.Blank {
+		known.profile = jbof.Profile{}
+	}
+	p, err := newPolicy(policy, &known)
 	if err != nil {
 		return nil, err
 	}
-	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: proto.drive.Clone(), Policy: p, Parda: policy == pardaName,
-		Seed:       l.seed,
+	return Run(sc, Setup{SizeBytes: sc.SizeBytes, Drive: newPaced(proto.drive.Clone(), sc.Pace), Policy: p,
+		Parda: policy == pardaName, Seed: l.seed,
 		Standalone: func(load *Load) float64 { return *l.standalone[standaloneKey{key, load.id()}] }}), nil
 }
 
@@ -180,7 +188,7 @@ func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
 // and with a vanilla target.
 func (l *Lab) alone(p *prototype, key driveKey, load *Load) float64 {
 	const enoughBytes, least, most = 8 << 20, 32, 256
-	only := Load{Kinds: load.Kinds, Depth: most}
+	only := Load{Kinds: load.Kinds, Depth: most, RegionBytes: load.RegionBytes}
 	for _, k := range load.Kinds {
 		only.Depth = min(only.Depth, int(max(least, enoughBytes/max(k.SizeBytes, 1))))
 	}

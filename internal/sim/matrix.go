@@ -87,7 +87,7 @@ func scenario(row, name string, c flash.Condition, tenants []Tenant) Scenario {
 func Matrix() []Scenario {
 	var m []Scenario
 	for _, row := range []func() []Scenario{utilisation, sizes, weights, readWrite, depths, order, dynamic, churn,
-		special, lightHeavy, burst, curve, application, generality, ablation} {
+		special, lightHeavy, burst, curve, application, generality, ablation, hostile} {
 		m = append(m, row()...)
 	}
 	return m

@@ -47,6 +47,7 @@ const (
 	loadOff
 	ask // a paced load's next I/O is due
 	control
+	coreTurn // the next client polls
 )
 
 // timers is a binary heap.

@@ -21,6 +21,8 @@ type Kind struct {
 	SizeBytes int64
 	// Sequential I/Os follow each other; others have random offsets in the region.
 	Sequential bool
+	// FUA: writes complete when their data is durable.
+	FUA bool
 	// Parts is the relative frequency of this kind among the kinds of the load.
 	Parts int
 }
@@ -33,6 +35,9 @@ func (k Kind) String() string {
 	order := "random"
 	if k.Sequential {
 		order = "sequential"
+	}
+	if k.FUA {
+		order += " FUA"
 	}
 	return fmt.Sprintf("%s %s %s", SizeString(k.SizeBytes), order, k.Op)
 }
@@ -54,6 +59,9 @@ type Load struct {
 	StartNS, StopNS int64
 	// OnNS and OffNS make the load alternate between on and off from StartNS on, if OnNS is not 0.
 	OnNS, OffNS int64
+	// RegionBytes limits the load to so many bytes at the start of its tenant's region; 0 stands for all of it. A clean
+	// drive has each 32 KiB on one die.
+	RegionBytes int64
 }
 
 // Tenant describes a client and its configuration at the target.
@@ -67,6 +75,8 @@ type Tenant struct {
 	Loads  []Load
 	// IgnoresCredits models a host that does not implement the credit extension.
 	IgnoresCredits bool
+	// Core, if not 0, is the processor core on which the client polls. Clients with one core take turns on it.
+	Core int
 	// UpNS and DownNS, if UpNS is not 0, make the client connect and disconnect repeatedly, with I/Os outstanding. It
 	// stays connected for 0.5 to 1.5 times UpNS and disconnected for 0.5 to 1.5 times DownNS.
 	UpNS, DownNS int64
@@ -88,7 +98,16 @@ type Scenario struct {
 	Condition flash.Condition
 	// Slowdown is the factor by which the drive is slower than its preset; 0 stands for 1.
 	Slowdown int
-	Tenants  []Tenant
+	// UnmapNSPerMiB, if not 0, replaces the preset's time to deallocate or zero 1 MiB.
+	UnmapNSPerMiB int64
+	// Pace changes the drive's speed during the run; see Pace.
+	Pace []Pace
+	// Blank drives hold no data when they are configured, so they are not calibrated: policies start with typical
+	// values.
+	Blank   bool
+	Tenants []Tenant
+	// TurnNS is how long a client polls before the next one has their core: 0.5 to 1.5 times as long, at random.
+	TurnNS int64
 	// Phases are the measured parts of the run, which ends with the last one.
 	Phases []Phase
 	// NetworkNS is the latency of the network in one direction.
@@ -132,6 +151,9 @@ func (l *Load) id() string {
 	var b strings.Builder
 	for _, k := range l.Kinds {
 		fmt.Fprintf(&b, "%v x%d;", k, k.Parts)
+	}
+	if l.RegionBytes > 0 {
+		fmt.Fprintf(&b, " in %d", l.RegionBytes)
 	}
 	return b.String()
 }

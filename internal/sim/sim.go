@@ -46,6 +46,7 @@ type run struct {
 	now      int64
 	pipe     *pipeline.Pipeline
 	tenants  []tenantState
+	cores    []core
 	reqs     []request // by tag
 	free     []pipeline.Tag
 	up       ring[arrival]
@@ -81,6 +82,8 @@ type request struct {
 	askedNS int64
 	sentNS  int64
 	offset  int64
+	// done is how much of it the drive has done, if the target divides it into pieces.
+	done int64
 	// deviceNS is its time at the drive.
 	deviceNS int64
 }
@@ -172,7 +175,12 @@ func (r *run) step() {
 		r.arrive(r.up.pop().tag)
 	}
 	for r.down.n > 0 && r.down.peek().atNS <= now {
-		r.receive(r.down.pop())
+		d := r.down.pop()
+		if t := &r.tenants[r.reqs[d.tag].tenant]; t.off {
+			t.inbox.push(d)
+		} else {
+			r.receive(d)
+		}
 	}
 	for len(r.timers.heap) > 0 && r.timers.heap[0].atNS <= now {
 		r.fire(r.timers.pop())
@@ -181,11 +189,35 @@ func (r *run) step() {
 	for _, tag := range r.dispatch {
 		q := &r.reqs[tag]
 		q.state = device
-		op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
-		r.set.Drive.Submit(now, flash.Request{Op: flash.Op(op), OffsetBytes: q.offset, LenBytes: q.len,
-			Tag: uint64(tag)})
+		r.submit(tag)
 	}
 }
+
+// submit sends a dispatched I/O, or the next piece of it, to the drive.
+func (r *run) submit(tag pipeline.Tag) {
+	q := &r.reqs[tag]
+	kind := r.kind(q)
+	req := flash.Request{Op: flash.Op(kind.Op), OffsetBytes: q.offset + q.done, LenBytes: q.piece(kind.Op),
+		FUA: kind.FUA, Tag: uint64(tag)}
+	if kind.Op == pipeline.Verify {
+		req.Op = flash.Read
+	}
+	r.set.Drive.Submit(r.now, req)
+}
+
+// pieceBytes is how much of a Verify the target reads at a time.
+const pieceBytes = 128 << 10
+
+// piece returns the length of the next device request of an I/O, which is what the pipeline charges.
+func (q *request) piece(op pipeline.Op) int64 {
+	if op == pipeline.Verify {
+		return min(q.len-q.done, pieceBytes)
+	}
+	return q.len
+}
+
+// kind returns the kind of an I/O.
+func (r *run) kind(q *request) *Kind { return &r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind] }
 
 // arrive gives an I/O to the pipeline.
 func (r *run) arrive(tag pipeline.Tag) {
@@ -196,14 +228,23 @@ func (r *run) arrive(tag pipeline.Tag) {
 	}
 	q.state = queued
 	r.target++
-	op := r.tenants[q.tenant].loads[q.load].spec.Kinds[q.kind].Op
-	r.pipe.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: tenant.ID(q.tenant), Op: op, LenBytes: q.len})
+	op := r.kind(q).Op
+	r.pipe.Enqueue(r.now, pipeline.IO{Tag: tag, Tenant: tenant.ID(q.tenant), Op: op, LenBytes: q.piece(op)})
 }
 
 // complete takes an I/O from the drive and sends the answer.
 func (r *run) complete(c *flash.Completion) {
 	tag := pipeline.Tag(c.Tag)
 	q := &r.reqs[tag]
+	op := r.kind(q).Op
+	q.done += q.piece(op)
+	q.deviceNS += c.LatencyNS
+	if q.done < q.len && q.session == r.tenants[q.tenant].session {
+		q.state = queued
+		r.pipe.Continue(r.now, pipeline.Result{LatencyNS: c.LatencyNS},
+			pipeline.IO{Tag: tag, Tenant: tenant.ID(q.tenant), Op: op, LenBytes: q.piece(op)})
+		return
+	}
 	r.target--
 	r.pipe.Complete(r.now, tag, pipeline.Result{LatencyNS: c.LatencyNS})
 	if q.session != r.tenants[q.tenant].session {
@@ -211,7 +252,7 @@ func (r *run) complete(c *flash.Completion) {
 		r.release(tag)
 		return
 	}
-	q.state, q.deviceNS = back, c.LatencyNS
+	q.state = back
 	r.down.push(departure{r.now + r.sc.NetworkNS, tag, r.pipe.Credit(tenant.ID(q.tenant))})
 }
 
@@ -244,6 +285,7 @@ func (r *run) stop() {
 			l.on = false
 			l.waiting = ring[waiting]{}
 		}
+		r.poll(i)
 	}
 }
 

@@ -379,7 +379,8 @@ func TestTheMatrixHasEveryRow(t *testing.T) {
 		}
 	}
 	if want := []string{"utilisation", "size", "weights", "read-write", "depth", "order", "dynamic", "churn", "special",
-		"light-heavy", "burst", "cpu", "application", "p4800x", "ablation"}; !slices.Equal(rows, want) {
+		"light-heavy", "burst", "cpu", "application", "p4800x", "ablation",
+		"hostile"}; !slices.Equal(rows, want) {
 		t.Errorf("rows are %q, want %q", rows, want)
 	}
 }

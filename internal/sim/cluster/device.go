@@ -88,6 +88,7 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 		}
 		q.under[r.Tag] = r
 		d.flash.Submit(d.sim.Now(), flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len,
+			FUA: r.Flags&ssd.FUA != 0,
 			Tag: r.Tag})
 	}
 	if at, ok := d.flash.NextEvent(); ok {

@@ -137,14 +137,15 @@ func WriteTable(w io.Writer, results []*sim.Result) error {
 func WriteTenants(w io.Writer, results []*sim.Result) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "scenario\tphase\tpolicy\ttenant\tweight\tf-Util\tusage\tMB/s\tkIOPS\tmean µs\tp99 µs\tp99.9 "+
-		"µs\tapp mean\tdrive µs\tcredit\t")
+		"µs\tapp mean\tapp p99.9\tdrive µs\tcredit\t")
+	const line = "%s/%s\t%s\t%s\t%s\t%d\t%.3f\t%.4f\t%.1f\t%.2f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t\n"
 	for _, r := range results {
 		for _, p := range r.Phases {
 			for _, x := range p.Tenants {
-				fmt.Fprintf(t, "%s/%s\t%s\t%s\t%s\t%d\t%.3f\t%.4f\t%.1f\t%.2f\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%d\t\n",
-					r.Row, r.Scenario, p.Name, r.Policy, x.Name, x.Weight, x.FUtil, x.Usage,
+				fmt.Fprintf(t, line, r.Row, r.Scenario, p.Name, r.Policy, x.Name, x.Weight, x.FUtil, x.Usage,
 					x.BytesPerSec/1e6, x.IOsPerSec/1e3, x.Latency.MeanNS/1e3, float64(x.Latency.P99NS)/1e3,
-					float64(x.Latency.P999NS)/1e3, x.AppLatency.MeanNS/1e3, x.DeviceNS/1e3, x.Credit)
+					float64(x.Latency.P999NS)/1e3, x.AppLatency.MeanNS/1e3,
+					float64(x.AppLatency.P999NS)/1e3, x.DeviceNS/1e3, x.Credit)
 			}
 		}
 	}

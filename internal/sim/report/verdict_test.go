@@ -14,28 +14,29 @@ import (
 )
 
 func TestTheVerdictIsThatOfThePhases(t *testing.T) {
-	phase := func(worst, util float64, p999 int64) []sim.PhaseResult {
+	phase := func(worst, util float64, p999, app int64) []sim.PhaseResult {
 		return []sim.PhaseResult{{Name: "steady", FUtilMin: worst, Utilisation: util,
-			Latency: sim.Latency{P999NS: p999}}}
+			Latency: sim.Latency{P999NS: p999}, AppLatency: sim.Latency{P999NS: app}}}
 	}
 	results := []*sim.Result{
-		{Row: "size", Scenario: "a", Policy: "fifo", Phases: phase(0.1, 0.8, 1000)},
-		{Row: "size", Scenario: "a", Policy: "jbof", Phases: phase(0.9, 1, 250)},
-		{Row: "size", Scenario: "b", Policy: "fifo", Phases: phase(0.9, 1, 1000)},
-		{Row: "size", Scenario: "b", Policy: "jbof", Phases: phase(0.85, 1, 1000), ViolationCount: 3},
+		{Row: "size", Scenario: "a", Policy: "fifo", Phases: phase(0.1, 0.8, 1000, 1000)},
+		{Row: "size", Scenario: "a", Policy: "jbof", Phases: phase(0.9, 1, 250, 2000)},
+		{Row: "size", Scenario: "b", Policy: "fifo", Phases: phase(0.9, 1, 1000, 1000)},
+		{Row: "size", Scenario: "b", Policy: "jbof", Phases: phase(0.85, 1, 1000, 4500), ViolationCount: 3},
 	}
 	got := Verdicts(results)
 	if len(got) != 2 || got[0].Policy != "jbof" {
 		t.Fatalf("%+v", got)
 	}
 	want := []Verdict{{Policy: "jbof", Phases: 2, FairPhases: 2, Worst: 0.85, WorstIn: "size/b", Utilisation: 1,
-		Tail: 0.5, Broken: 3},
-		{Policy: "fifo", Phases: 2, FairPhases: 1, Worst: 0.1, WorstIn: "size/a", Utilisation: 0.9, Tail: 1}}
+		Tail: 0.5, AppTail: 3, Broken: 3},
+		{Policy: "fifo", Phases: 2, FairPhases: 1, Worst: 0.1, WorstIn: "size/a", Utilisation: 0.9, Tail: 1,
+			AppTail: 1}}
 	for i := range want {
-		if math.Abs(got[i].Tail-want[i].Tail) > 1e-9 {
-			t.Errorf("tail %v, want %v", got[i].Tail, want[i].Tail)
+		if math.Abs(got[i].Tail-want[i].Tail) > 1e-9 || math.Abs(got[i].AppTail-want[i].AppTail) > 1e-9 {
+			t.Errorf("tails %v and %v, want %v and %v", got[i].Tail, got[i].AppTail, want[i].Tail, want[i].AppTail)
 		}
-		got[i].Tail = want[i].Tail
+		got[i].Tail, got[i].AppTail = want[i].Tail, want[i].AppTail
 		if got[i] != want[i] {
 			t.Errorf("%+v, want %+v", got[i], want[i])
 		}

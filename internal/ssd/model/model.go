@@ -24,7 +24,7 @@ import (
 type Config struct {
 	// Name is the device's name in the configuration.
 	Name string
-	// Preset is what is emulated, one of flash.Presets: "dct983" (also if empty) or "p4800x".
+	// Preset is what is emulated, one of flash.Presets; empty stands for "dct983".
 	Preset string
 	// SizeBytes is the capacity, a multiple of BlockSize and of 4096. The data take memory as they are written.
 	SizeBytes int64
@@ -359,6 +359,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 			continue
 		}
 		d.drive.Submit(now, flash.Request{Op: flash.Op(r.Op), OffsetBytes: r.Offset, LenBytes: r.Len,
+			FUA: r.Flags&ssd.FUA != 0,
 			Tag: uint64(q.number)<<32 | uint64(uint32(s))})
 	}
 	if q.fresh {

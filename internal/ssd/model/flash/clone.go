@@ -8,7 +8,7 @@ func (d *Drive) Clone() *Drive {
 	c := *d
 	c.chanNS, c.dies = slices.Clone(d.chanNS), slices.Clone(d.dies)
 	c.reqs, c.parts, c.due.s = slices.Clone(d.reqs), slices.Clone(d.parts), slices.Clone(d.due.s)
-	c.slots = slices.Clone(d.slots)
+	c.slots, c.durable.waits = slices.Clone(d.slots), slices.Clone(d.durable.waits)
 	if d.ftl != nil {
 		f := *d.ftl
 		f.l2p, f.p2l = slices.Clone(f.l2p), slices.Clone(f.p2l)

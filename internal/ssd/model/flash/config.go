@@ -62,6 +62,9 @@ type Config struct {
 
 	// BufferBytes is the size of the write buffer. A write completes when its data is in the buffer.
 	BufferBytes int64
+	// VolatileBuffer: the buffer loses its data with the power. A Flush, and a write with FUA, then waits until what
+	// was in the buffer has been programmed. Buffers of data-centre drives have capacitors.
+	VolatileBuffer bool
 	// OverProvisionPermille is the additional flash that hosts do not see, in thousandths of SizeBytes. It does not
 	// include the blocks that GCReserveBlocks and GCStartBlocks keep erased.
 	OverProvisionPermille int64
@@ -88,7 +91,7 @@ type Share struct {
 // ErrConfig is wrapped by the errors that report an invalid Config.
 var ErrConfig = errors.New("flash: invalid configuration")
 
-var presetNames = []string{"dct983", "p4800x"}
+var presetNames = []string{"dct983", "p4800x", "sata", "qlc", "gen4", "gen5"}
 
 // Presets returns the names that Preset accepts.
 func Presets() []string { return append([]string(nil), presetNames...) }
@@ -98,31 +101,20 @@ func Presets() []string { return append([]string(nil), presetNames...) }
 //
 //   - dct983: a data-centre TLC drive of the PCIe 3 generation (Samsung DCT983 960 GB).
 //   - p4800x: 3D XPoint (Intel Optane DC P4800X).
+//   - sata: a SATA drive for clients: 95,000 reads of 4 KiB a second, 0.5 GB/s, a volatile write buffer.
+//   - qlc: a QLC drive of the PCIe 4 generation: programs and erases are slow.
+//   - gen4: a drive of the PCIe 4 generation with 1.5 million reads of 4 KiB a second and 6.8 GB/s.
+//   - gen5: a drive of the PCIe 5 generation with 1.7 million reads of 4 KiB a second and 11 GB/s.
+//
+// Only dct983 is calibrated against measurements. The others have the rates of data sheets, in the proportions of
+// dct983: policies must also share drives for which nobody has tuned them.
 //
 // Errors: ErrConfig for an unknown name or an impossible size.
 func Preset(name string, sizeBytes int64) (Config, error) {
 	var c Config
 	switch name {
 	case "dct983":
-		c = Config{
-			SizeBytes: sizeBytes, Seed: 1,
-			Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 800e6,
-			PageBytes: 16 << 10, Planes: 2,
-			ReadNS: 60_000, RegisterNS: 3_000, ProgramNS: 930_000, JitterPercent: 10,
-			Calm: Share{300_000, 600_000}, PressedProgram: Share{800_000, 100_000},
-			PressedCollect: Share{300_000, 200_000}, SuspendNS: 10_000,
-			ReadOpNS: 1_570, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
-			ReadLatencyNS: 20_000, WriteLatencyNS: 21_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
-			BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
-			OverProvisionPermille: 90, GCReserveBlocks: 2, GCStartBlocks: 4,
-		}
-		// About 130 blocks per die at any capacity, with at least 16 programs each.
-		perDie := sizeBytes / int64(c.Channels*c.DiesPerChannel*c.Planes*c.PageBytes)
-		c.BlockPrograms = 16
-		for int64(c.BlockPrograms)*192 < perDie {
-			c.BlockPrograms *= 2
-		}
-		c.EraseNS = 30_000 * int64(c.BlockPrograms)
+		c = tlc(sizeBytes)
 	case "p4800x":
 		c = Config{
 			SizeBytes: sizeBytes, Seed: 1, InPlace: true,
@@ -132,10 +124,66 @@ func Preset(name string, sizeBytes int64) (Config, error) {
 			ReadOpNS: 50, WriteOpNS: 50, CommandNS: 500, ReadBytesPerSec: 2_450e6, WriteBytesPerSec: 2_250e6,
 			ReadLatencyNS: 4_500, WriteLatencyNS: 4_500, FlushLatencyNS: 4_500, UnmapNSPerMiB: 1_000,
 		}
+	case "sata":
+		c = tlc(sizeBytes)
+		c.DiesPerChannel, c.ChannelBytesPerSec, c.VolatileBuffer = 2, 400e6, true
+		c.ReadNS, c.ReadOpNS, c.WriteOpNS, c.CommandNS = 70_000, 3_000, 3_000, 8_000
+		c.ReadBytesPerSec, c.WriteBytesPerSec = 550e6, 520e6
+		c.ReadLatencyNS, c.WriteLatencyNS, c.FlushLatencyNS = 60_000, 40_000, 60_000
+		c.geometry()
+	case "qlc":
+		c = tlc(sizeBytes)
+		c.ReadNS, c.ProgramNS, c.Planes = 110_000, 2_800_000, 4
+		c.Calm, c.PressedProgram = Share{600_000, 900_000}, Share{1_600_000, 200_000}
+		c.ReadOpNS, c.ReadBytesPerSec, c.WriteBytesPerSec = 1_200, 6_500e6, 5_000e6
+		c.geometry()
+		c.EraseNS *= 2
+	case "gen4":
+		c = tlc(sizeBytes)
+		c.DiesPerChannel, c.ChannelBytesPerSec, c.ReadNS, c.ProgramNS = 8, 1_600e6, 35_000, 700_000
+		c.ReadOpNS, c.WriteOpNS, c.CommandNS, c.ReadBytesPerSec, c.WriteBytesPerSec = 80, 200, 500, 7_000e6, 7_000e6
+		c.ReadLatencyNS, c.WriteLatencyNS = 15_000, 10_000
+		c.geometry()
+	case "gen5":
+		c = tlc(sizeBytes)
+		c.Channels, c.DiesPerChannel, c.ChannelBytesPerSec, c.ReadNS, c.ProgramNS = 16, 4, 2_400e6, 33_000, 600_000
+		c.ReadOpNS, c.WriteOpNS, c.CommandNS, c.ReadBytesPerSec, c.WriteBytesPerSec = 300, 300, 500, 14_000e6, 12_000e6
+		c.ReadLatencyNS, c.WriteLatencyNS = 12_000, 8_000
+		c.geometry()
 	default:
 		return Config{}, fmt.Errorf("%w: preset is %q; allowed: %s", ErrConfig, name, strings.Join(presetNames, ", "))
 	}
 	return c, c.check()
+}
+
+// tlc returns the configuration of dct983.
+func tlc(sizeBytes int64) Config {
+	c := Config{
+		SizeBytes: sizeBytes, Seed: 1,
+		Channels: 8, DiesPerChannel: 4, ChannelBytesPerSec: 800e6,
+		PageBytes: 16 << 10, Planes: 2,
+		ReadNS: 60_000, RegisterNS: 3_000, ProgramNS: 930_000, JitterPercent: 10,
+		Calm: Share{300_000, 600_000}, PressedProgram: Share{800_000, 100_000},
+		PressedCollect: Share{300_000, 200_000}, SuspendNS: 10_000,
+		ReadOpNS: 1_570, WriteOpNS: 1_500, CommandNS: 1_500, ReadBytesPerSec: 4_500e6, WriteBytesPerSec: 4_500e6,
+		ReadLatencyNS: 20_000, WriteLatencyNS: 21_000, FlushLatencyNS: 15_000, UnmapNSPerMiB: 1_000,
+		BufferBytes:           min(64<<20, max(1<<20, sizeBytes/256&^(1<<20-1))),
+		OverProvisionPermille: 90, GCReserveBlocks: 2, GCStartBlocks: 4,
+	}
+	c.geometry()
+	return c
+}
+
+// geometry chooses blocks so that there are about 130 per die at any capacity, with at least 16 programs each, and a
+// buffer of at least a program for each die.
+func (c *Config) geometry() {
+	c.BufferBytes = max(c.BufferBytes, int64(c.dies()*c.Planes*c.PageBytes))
+	perDie := c.SizeBytes / int64(c.dies()*c.Planes*c.PageBytes)
+	c.BlockPrograms = 16
+	for int64(c.BlockPrograms)*192 < perDie {
+		c.BlockPrograms *= 2
+	}
+	c.EraseNS = 30_000 * int64(c.BlockPrograms)
 }
 
 func (c *Config) dies() int            { return c.Channels * c.DiesPerChannel }

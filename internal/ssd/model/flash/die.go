@@ -219,8 +219,10 @@ func (d *Drive) jobDone(t int64, i int, x *die) {
 			}
 			d.releaseSlot(s)
 		}
+		d.durable.programming -= int(j.n)
 		f.hostUnits += uint64(j.n)
 		d.admit(t)
 		d.dispatch(t)
+		d.durableUpTo(t)
 	}
 }
