@@ -67,7 +67,7 @@ type Replica struct {
 	later   list.List
 	laterNS int64
 	// filled are the buffers of batches of Responses that the next Turn returns, sent those of the last one: they are
-	// free in the next.
+	// free in the next, which is soon, because other replicas may wait for them.
 	filled, sent []int32
 	// copying are CopyOuts that wait for a buffer.
 	copying list.List
@@ -304,6 +304,9 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	if r.copying.N > 0 {
 		r.wake(out, r.now+retryNS) // other replicas have all buffers
+	}
+	if len(r.sent) > 0 {
+		r.wake(out, r.now+1)
 	}
 	r.tables.putWork(r.work)
 	r.work = nil
