@@ -28,7 +28,7 @@ func (s *Store) apply(i, oi int32) bool {
 		return a.entry.Offset() == o.old && a.entry != 0
 	case opVerify:
 		if at := seg.FindValue(o.old); at != 0 && !s.unsettled(o.old, seg.Item(at).RecordBytes()) {
-			s.damage(Damage{Offset: o.old, Segment: a.number, Hash: o.hash})
+			s.damage(Damage{Offset: o.old, Segment: a.number, Hash: s.hashOf(seg, at)})
 		}
 		return false
 	case opAudit:

@@ -278,6 +278,7 @@ func (s *Store) audited(o *op, st Status) {
 	}
 	if st != OK {
 		a.Unreadable++
+		s.damage(Damage{Segment: number, Unreadable: true})
 		if e := s.tbl.Get(number); e != 0 {
 			// It may be readable again, and how long it is is not known.
 			delete(a.counts, s.pool.Of(e.Offset()))
@@ -291,8 +292,12 @@ func (s *Store) audited(o *op, st Status) {
 		s.audit.count(s.pool.Of(act.entry.Offset()), int64(act.bytes))
 	}
 	keys := s.countSegment(seg, 1)
+	s.lookForOrphans(act)
 	switch {
 	case seg.Lossy():
+		if act.bytes > 0 { // otherwise it was found now, and reported
+			s.damage(Damage{Offset: act.entry.Offset(), Segment: number})
+		}
 		a.Lossy++
 		a.Known += keys
 		if act.bytes == 0 {
@@ -301,6 +306,23 @@ func (s *Store) audited(o *op, st Status) {
 	case o.used:
 		a.Repaired++
 		a.Known += keys
+	}
+}
+
+// lookForOrphans reports the values of a segment that are in chunks which compaction has left as damaged: it has not
+// found them there. Values that were not moved yet are in sealed ones.
+func (s *Store) lookForOrphans(act *activeSeg) {
+	if s.pool.Damaged == 0 {
+		return
+	}
+	seg := format.Segment(act.buf)
+	for at := seg.First(); at < seg.LengthBytes(); at += seg.Item(at).LengthBytes() {
+		it := seg.Item(at)
+		if it.Gone() || it.ValueLen() == 0 || !s.pool.Contains(it.ValueOffset()) ||
+			s.pool.Chunks[s.pool.Of(it.ValueOffset())].State != space.Damaged {
+			continue
+		}
+		s.damage(Damage{Offset: it.ValueOffset(), Segment: act.number, Hash: s.hashOf(seg, at)})
 	}
 }
 

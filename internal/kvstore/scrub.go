@@ -1,6 +1,9 @@
 package kvstore
 
 import (
+	"math"
+	"math/bits"
+
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/space"
 	"jbofd/internal/units"
@@ -12,8 +15,14 @@ type Damage struct {
 	Offset units.ExtentOffset
 	// Segment is the number of the segment, or of the segment that the value's key belongs to.
 	Segment uint32
-	// Hash is the hash of the value's key, or its low 32 bits; 0 for a segment.
+	// Hash is the hash of the value's key; 0 for a segment.
 	Hash uint64
+	// First and Last are the positions that it concerns: that of the value's key, or those of the segment. For a chunk
+	// there are none, and First is above Last.
+	First, Last uint64
+	// Unreadable: it is a segment that the drive does not return, so that it is not known whether it is damaged. An
+	// audit reports that, and it does not count.
+	Unreadable bool
 	// LostBytes, if not 0, says that this is not a record but a chunk: so many of its live bytes belong to records that
 	// are not there. The keys are known when they are read.
 	LostBytes int64
@@ -29,6 +38,47 @@ type scrubState struct {
 	// passed is how many chunks in a row were not to be read. resting: this turn has done as much as it has time for.
 	passed  int
 	resting bool
+	// passes is how many passes through all chunks have ended. began is when the present one has, sinceDamaged is
+	// Stats.Damaged then, and unreadable how many blocks it could not read. last is what the pass before has found.
+	passes              int64
+	began, sinceDamaged int64
+	unreadable          int64
+	last                ScrubPass
+}
+
+// ScrubPass is what a pass of the scrub, or of the present one so far, has found.
+type ScrubPass struct {
+	// TookNS is how long it took.
+	TookNS int64
+	// Damaged counts the damaged records that were found meanwhile, by whatever has read them, and lossy segments.
+	// Unreadable is how many blocks could not be read; of a chunk with many of them, not all.
+	Damaged, Unreadable int64
+}
+
+// ScrubState describes the scrub.
+type ScrubState struct {
+	// BytesPerSec is its rate; 0: it does nothing.
+	BytesPerSec int64
+	// Chunk of Chunks is read, or is next. Passes have ended since New.
+	Chunk, Chunks, Passes int64
+	// Present is what the present pass has found so far, Last what the one before has, if Passes is not 0.
+	Present, Last ScrubPass
+}
+
+// ScrubState returns how far the scrub is.
+func (s *Store) ScrubState() ScrubState {
+	return ScrubState{BytesPerSec: s.cfg.ScrubBytesPerSec, Chunk: int64(s.scrub.next), Chunks: int64(len(s.pool.Chunks)),
+		Passes: s.scrub.passes, Present: s.scrubPass(), Last: s.scrub.last}
+}
+
+func (s *Store) scrubPass() ScrubPass {
+	return ScrubPass{TookNS: s.now - s.scrub.began, Damaged: s.stats.Damaged - s.scrub.sinceDamaged,
+		Unreadable: s.scrub.unreadable}
+}
+
+// SetScrubRate changes the rate of the scrub; 0: it pauses where it is.
+func (s *Store) SetScrubRate(bytesPerSec int64) {
+	s.cfg.ScrubBytesPerSec, s.scrub.dueNS = bytesPerSec, s.now
 }
 
 const (
@@ -46,13 +96,10 @@ func (s *Store) rest() {
 
 // scrubStep starts the scrub or continues it.
 func (s *Store) scrubStep() {
-	if s.cfg.ScrubBytesPerSec <= 0 {
-		return
-	}
 	// The last slot is the last that compaction takes.
 	sl := &s.compact.slots[len(s.compact.slots)-1]
 	switch {
-	case s.stopping:
+	case s.stopping || s.cfg.ScrubBytesPerSec <= 0:
 		if sl.scrub {
 			s.endScrub(sl)
 		}
@@ -79,17 +126,29 @@ func (s *Store) scrubStep() {
 		if !sl.Failed && (sl.Holes > 0 || sl.Sound < int64(s.pool.Chunks[sl.Chunk].Live)) {
 			s.compact.suspect = sl.Chunk // once endScrub has returned the slot
 		}
-		s.scrub.next++
+		s.scrub.unreadable += int64(sl.Unreadable)
+		s.nextChunk()
 		s.endScrub(sl)
 		s.progress++
 	}
+}
+
+// nextChunk lets the scrub go on with the next chunk.
+func (s *Store) nextChunk() {
+	if s.scrub.next++; int(s.scrub.next) < len(s.pool.Chunks) {
+		return
+	}
+	c := &s.scrub
+	c.next, c.last = 0, s.scrubPass()
+	c.passes++
+	c.began, c.sinceDamaged, c.unreadable = s.now, s.stats.Damaged, 0
 }
 
 // nextToScrub finds the next chunk to read. If there is none, the scrub waits for as long as a chunk takes.
 func (s *Store) nextToScrub() bool {
 	n := format.ChunkNumber(len(s.pool.Chunks))
 	for range scrubPasses {
-		s.scrub.next %= n
+		s.scrub.next = min(s.scrub.next, n-1) // there may be fewer than before
 		c := &s.pool.Chunks[s.scrub.next]
 		if c.State == space.Damaged && c.Pins == 0 {
 			s.pool.Reseal(s.scrub.next) // what could not be read may be readable now
@@ -98,7 +157,7 @@ func (s *Store) nextToScrub() bool {
 			s.scrub.passed = 0
 			return true
 		}
-		s.scrub.next++
+		s.nextChunk()
 		if s.scrub.passed++; s.scrub.passed == int(n) {
 			s.scrub.passed = 0
 			s.scrub.dueNS = s.now + s.cfg.ChunkBytes*1e9/s.cfg.ScrubBytesPerSec
@@ -133,10 +192,20 @@ func (s *Store) checkRecords(sl *slot) {
 			}
 			return
 		}
-		if sound {
+		if !sound {
+			s.checkLive(sl, rec, offset)
 			continue
 		}
-		s.checkLive(sl, rec, offset)
+		if sl.Key && format.Segment(rec).Lossy() {
+			s.damagedSegment(rec, offset)
+		}
+	}
+}
+
+// damagedSegment reports a segment if the record is the present one.
+func (s *Store) damagedSegment(rec []byte, offset units.ExtentOffset) {
+	if n := format.Segment(rec).Number(); n < s.tbl.Len() && s.tbl.Get(n).Offset() == offset {
+		s.damage(Damage{Offset: offset, Segment: n})
 	}
 }
 
@@ -148,14 +217,33 @@ func (s *Store) checkLive(sl *slot, rec []byte, offset units.ExtentOffset) {
 	case !sl.Key:
 		s.startMove(sl, op{kind: opVerify, ready: true, hash: uint64(format.Value(rec).Hash()), old: offset})
 	default:
-		if n := format.Segment(rec).Number(); n < s.tbl.Len() && s.tbl.Get(n).Offset() == offset {
-			s.damage(Damage{Offset: offset, Segment: n})
+		s.damagedSegment(rec, offset)
+	}
+}
+
+// hashOf is the hash of the key that an item of a segment belongs to: pieces of values follow the item of their key.
+func (s *Store) hashOf(seg format.Segment, at int) (hash uint64) {
+	for i := seg.First(); i <= at; i += seg.Item(i).LengthBytes() {
+		if it := seg.Item(i); it.HasKey() {
+			hash = format.HashKey(s.hashSeed, it.Key())
 		}
 	}
+	return hash
 }
 
 // damage counts and reports a damaged record.
 func (s *Store) damage(d Damage) {
-	s.stats.Damaged++
+	if !d.Unreadable {
+		s.stats.Damaged++
+	}
+	switch d.First = bits.Reverse64(d.Hash); {
+	case d.LostBytes > 0:
+		d.First, d.Last = 1, 0
+	case d.Hash != 0:
+		d.Last = d.First
+	default:
+		d.First = bits.Reverse64(uint64(d.Segment))
+		d.Last = d.First | math.MaxUint64>>s.tbl.Bits(d.Segment)
+	}
 	s.out.Damage = append(s.out.Damage, d)
 }
