@@ -92,11 +92,12 @@ const (
 	RepairFailed
 )
 
-// RepairEvent says how the repair of a position has gone on. Of a Segment that has lost keys, everything was lost.
+// RepairEvent says how the repair of the positions up to Last has gone on. Of a Segment that has lost keys, everything
+// was lost.
 type RepairEvent struct {
-	Position uint64
-	Outcome  RepairOutcome
-	Segment  bool
+	Position, Last uint64
+	Outcome        RepairOutcome
+	Segment        bool
 }
 
 // repairBit is in the tags of messages and RangeOps of repairs.
@@ -138,6 +139,20 @@ func (r *Replica) queueRepair(position uint64, out *Actions) {
 // covers reports whether the repair under way is that of a position.
 func (p *repair) covers(position uint64) bool {
 	return position == p.position || p.token != 0 && position>>(64-p.width) == p.position>>(64-p.width)
+}
+
+// positions are what the repair under way is of.
+func (p *repair) positions() (first, last uint64) {
+	if p.token == 0 {
+		return p.position, p.position
+	}
+	return p.First, p.First + (1<<p.Bits - 1)
+}
+
+// MayRepair reports whether a Repair would begin at once.
+func (r *Replica) MayRepair() bool {
+	p := &r.repair
+	return r.role.Member && !r.role.Filling && !r.damaged && p.state == repairIdle && p.queued == 0 && r.now >= p.dueNS
 }
 
 // repairing reports whether there is a repair under way, or to be begun.
@@ -217,7 +232,7 @@ func (r *Replica) beginRepair(out *Actions) {
 	p.queued--
 	*p = repair{state: repairAsks, position: position, attempt: p.attempt + 1, beginNS: r.now, queue: p.queue,
 		queued: p.queued, restarts: p.restarts}
-	out.Repairs = append(out.Repairs, RepairEvent{Position: position})
+	out.Repairs = append(out.Repairs, RepairEvent{Position: position, Last: position})
 	if r.role.NumOthers == 0 && !r.role.Filling {
 		r.endRepair(RepairNoSource, out)
 	}
@@ -226,7 +241,8 @@ func (r *Replica) beginRepair(out *Actions) {
 // endRepair ends the repair.
 func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	p := &r.repair
-	out.Repairs = append(out.Repairs, RepairEvent{Position: p.position, Outcome: how, Segment: p.token != 0})
+	first, last := p.positions()
+	out.Repairs = append(out.Repairs, RepairEvent{Position: first, Last: last, Outcome: how, Segment: p.token != 0})
 	if p.state, p.dueNS = repairIdle, r.now; how != RepairDone {
 		p.dueNS = r.now + repairPauseNS
 	}

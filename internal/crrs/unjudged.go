@@ -78,10 +78,7 @@ func (r *Replica) popUnjudged() int32 {
 // judge goes on with those that have waited for a repair that has ended.
 func (r *Replica) judge(how RepairOutcome, out *Actions) {
 	p := &r.repair
-	first, last := p.position, p.position
-	if p.token != 0 {
-		first, last = p.First, p.First+(1<<p.Bits-1)
-	}
+	first, last := p.positions()
 	if how == RepairNoSource && p.token != 0 {
 		r.hopeless = hopeless{first, last, r.now + repairPauseNS}
 	}

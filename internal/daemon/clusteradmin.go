@@ -352,6 +352,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 		return s
 	}
 	s.Manager, s.Dirty = st.Manages, c.host.dirty()
+	s.KnownLosses, s.FoundLosses = c.host.losses()
 	d := c.host.dropped()
 	s.LeftRanges, s.DroppedRanges, s.DroppedBytes = d.Left, d.Ranges, d.Bytes
 	if st.Active != nil {

@@ -207,8 +207,13 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 			AcceptLoss:       n.left.accepted[p.extent.UUID],
 			Format:           p.fresh, UUID: p.extent.UUID, HashSeed: seed,
 		},
-		Swap:    partition.SwapConfig{Areas: n.lenders(p.ssd)},
-		Damaged: func(d kvstore.Damage) { n.damage.damaged(p.extent.NQN, p.cfg.NSID, p.cfg.SSD, d) },
+		Swap: partition.SwapConfig{Areas: n.lenders(p.ssd)},
+		Damaged: func(d kvstore.Damage) {
+			n.damage.damaged(p.extent.NQN, p.cfg.NSID, p.cfg.SSD, d)
+			if p.cfg.Replicated {
+				n.cluster.host.damaged(p.extent.UUID, d)
+			}
+		},
 		Opening: opening(log, began),
 		Closing: func(written, of int64) {
 			log.Info("key-value store is being closed", "writing", "last checkpoint", "written_bytes", written,

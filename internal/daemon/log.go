@@ -149,6 +149,8 @@ func (l *turnLog) damaged(nqn string, nsid uint32, ssd string, d kvstore.Damage)
 		}
 		log = log.With("subsystem", nqn, "nsid", nsid, "ssd", ssd, "offset", int64(d.Offset))
 		switch {
+		case d.Unreadable:
+			log.Error("the drive does not return a segment: its keys cannot be read", "segment", d.Segment)
 		case d.LostBytes > 0:
 			log.Error("damaged chunk: keys have values there that are not to be found; the chunk is not used again "+
 				"before they are replaced", "lost_bytes", d.LostBytes)

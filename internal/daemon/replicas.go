@@ -12,6 +12,7 @@ import (
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/config"
 	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor/replicated"
@@ -96,7 +97,18 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 	r.groups[id] = g
 	r.mu.Unlock()
 	r.executor.Set(id, g)
+	p.LookForLosses() // of an earlier process
 	return nil
+}
+
+// damaged is told what the store of a partition has found damaged. What is found before attach is found again.
+func (r *replicaNode) damaged(id uuid.UUID, d kvstore.Damage) {
+	r.mu.Lock()
+	g := r.groups[id]
+	r.mu.Unlock()
+	if g != nil {
+		g.Damaged(d)
+	}
 }
 
 // all returns the replicas of all partitions.
@@ -124,6 +136,15 @@ func (r *replicaNode) dropped() (sum replica.DropStats) {
 		sum.Left, sum.Ranges, sum.Bytes = sum.Left+s.Left, sum.Ranges+s.Ranges, sum.Bytes+s.Bytes
 	}
 	return sum
+}
+
+// losses sums up what the stores of all partitions are known to have lost, and have found.
+func (r *replicaNode) losses() (known int, found uint64) {
+	for _, g := range r.all() {
+		k, f := g.Losses()
+		known, found = known+k, found+f
+	}
+	return known, found
 }
 
 // peerOpcodes has the opcodes of telemetry.PeerKinds.

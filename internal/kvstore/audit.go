@@ -59,6 +59,8 @@ type auditState struct {
 	// wanted: one is to begin. ofOperator: an operator waits for it. forRoom: writes are stalled, and what is lost may
 	// give way.
 	wanted, ofOperator, forRoom bool
+	// again: another one is to begin at its end, because it may have passed something before somebody asked for it.
+	again bool
 	// hoards: chunks have become damaged since the last audit for room began.
 	hoards bool
 	// skipping: the audit passes empty segments, or goes through chunks, and goes on in the next turn. rested: this
@@ -102,6 +104,18 @@ func (s *Store) Audit(repair bool) bool {
 	}
 	s.beginAudit(true, repair)
 	return true
+}
+
+// LookForLosses begins an audit soon, at the rate of the scrub, unless there is none: losses that are known to the
+// partition are reported again, to somebody who can repair them.
+func (s *Store) LookForLosses() {
+	switch a := &s.audit; {
+	case s.cfg.ScrubBytesPerSec <= 0:
+	case a.Running:
+		a.again = true
+	default:
+		a.wanted, a.dueNS = true, 0
+	}
 }
 
 // AuditState returns how far the audit is that is running, or what the last one has found.
@@ -415,6 +429,9 @@ func (s *Store) addedIn(chunk format.ChunkNumber) (n int64) {
 func (s *Store) endAudit() {
 	a := &s.audit
 	a.Running, a.wanted, a.ofOperator, a.dueNS = false, false, false, s.now+auditPauseNS
+	if a.again {
+		a.again, a.wanted, a.dueNS = false, true, 0
+	}
 	a.Segments = s.tbl.Len()
 	a.counts = nil
 	if a.Lossy == 0 && a.Unreadable == 0 {

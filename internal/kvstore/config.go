@@ -43,9 +43,6 @@ type Config struct {
 	Compactions int
 	// ScrubBytesPerSec is the rate at which the background scrub reads; 0: there is no scrub.
 	ScrubBytesPerSec int64
-	// LookForLosses begins an audit when a partition is opened, so that known losses are reported again. It is for
-	// stores whose losses somebody can repair. Without a scrub it has no effect.
-	LookForLosses bool
 	// Alloc returns memory for I/O; nil: the heap's. It is called while the partition is opened, and while the store
 	// serves only for segments that become longer than 4 KiB.
 	Alloc space.Alloc

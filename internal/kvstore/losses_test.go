@@ -108,7 +108,7 @@ func TestLossesAreReportedAgainAfterARestart(t *testing.T) {
 			d.now = max(d.now+1, d.act.WakeNS)
 		}
 		cfg := d.s.cfg
-		cfg.Format, cfg.LookForLosses, cfg.ScrubBytesPerSec = false, true, 1<<20
+		cfg.Format, cfg.ScrubBytesPerSec = false, 1<<20
 		if off {
 			cfg.ScrubBytesPerSec = 0
 		}
@@ -124,6 +124,7 @@ func TestLossesAreReportedAgainAfterARestart(t *testing.T) {
 			t.Fatal(d.s.Err())
 		}
 		d.act.Damage = slices.DeleteFunc(d.act.Damage, func(x Damage) bool { return x.Offset == before })
+		d.s.LookForLosses()
 		d.s.SetScrubRate(0)
 		values, segments := d.lossesOf(5e9)
 		_, told := segments[lost]

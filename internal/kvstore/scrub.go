@@ -67,8 +67,8 @@ type ScrubState struct {
 
 // ScrubState returns how far the scrub is.
 func (s *Store) ScrubState() ScrubState {
-	return ScrubState{BytesPerSec: s.cfg.ScrubBytesPerSec, Chunk: int64(s.scrub.next), Chunks: int64(len(s.pool.Chunks)),
-		Passes: s.scrub.passes, Present: s.scrubPass(), Last: s.scrub.last}
+	return ScrubState{BytesPerSec: s.cfg.ScrubBytesPerSec, Chunk: int64(s.scrub.next),
+		Chunks: int64(len(s.pool.Chunks)), Passes: s.scrub.passes, Present: s.scrubPass(), Last: s.scrub.last}
 }
 
 func (s *Store) scrubPass() ScrubPass {

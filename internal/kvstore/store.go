@@ -268,7 +268,7 @@ func (s *Store) adopt(image *recovery.Image) error {
 	s.tbl, s.pool, s.objects, s.version, s.gapless = image.Table, image.Pool, image.Objects, image.Version,
 		image.Version
 	s.clock, s.expiry.first, s.merge.allowed = image.Clock, image.FirstExpiry, image.Merges
-	s.expiry.identities, s.audit.wanted = !c.Format, !c.Format && c.LookForLosses && c.ScrubBytesPerSec > 0
+	s.expiry.identities = !c.Format
 	s.ckpt.chunks, s.ckpt.id = image.Checkpoint, sb.Checkpoint()
 	s.ckpt.full = len(sb.Chunks(nil)) == 0 || image.Loss != nil || image.LostHeaders > 0
 	c.GroupBytes = min(c.GroupBytes, int(c.ChunkBytes/4))

@@ -349,6 +349,36 @@ func (p *Partition) Audit(repair bool) bool {
 	return true
 }
 
+// LookForLosses has the store report again what it has lost; see kvstore.Store.LookForLosses.
+func (p *Partition) LookForLosses() {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase == serving {
+		p.store.LookForLosses()
+		p.turn()
+	}
+}
+
+// ScrubState returns how far the store's scrub is.
+func (p *Partition) ScrubState() kvstore.ScrubState {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase != serving {
+		return kvstore.ScrubState{}
+	}
+	return p.store.ScrubState()
+}
+
+// SetScrubRate changes the rate of the store's scrub, in bytes per second; 0: it pauses.
+func (p *Partition) SetScrubRate(bytesPerSec int64) {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.phase == serving {
+		p.store.SetScrubRate(bytesPerSec)
+		p.turn()
+	}
+}
+
 // AuditState returns how far the store's audit is, or what the last one has found.
 func (p *Partition) AuditState() kvstore.AuditState {
 	p.driver.Lock()

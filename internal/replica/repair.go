@@ -82,3 +82,18 @@ func (r *Replica) answerRepairs() {
 		r.ops.Links.Push(&r.uncommitted, i)
 	}
 }
+
+// Repair has something repaired that the store has lost at a position, and reports whether that has begun, or cannot in
+// the present view. Otherwise something else is being repaired.
+func (r *Replica) Repair(position uint64) (begun bool) {
+	crr := r.port.Replica()
+	switch role := crr.Role(); {
+	case !role.Member || role.Filling || role.NumOthers == 0 || r.damaged:
+		return true
+	case !crr.MayRepair():
+		return false
+	}
+	r.begin()
+	crr.Repair(position, &r.acts)
+	return true
+}

@@ -158,8 +158,14 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 	}
 	d, err := drive.New(drive.Config{Device: device, Pool: pool})
 	must(g.t, err)
+	var opened atomic.Bool
 	n.part, err = partition.Open(partition.Config{Drive: d, Background: 9, Store: kvstore.Config{PartitionBytes: size,
-		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}}})
+		Format: true, HashSeed: testSeed, UUID: uuid.UUID{2, byte(id)}},
+		Damaged: func(d kvstore.Damage) {
+			if opened.Load() {
+				n.r.Damaged(d)
+			}
+		}})
 	must(g.t, err)
 	full := n.part.NearlyFull
 	if s.neverFull {
@@ -188,6 +194,7 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience),
 		DropAfter: s.dropAfter})
 	must(g.t, err)
+	opened.Store(true)
 	for range s.nodes {
 		n.inbox = append(n.inbox, make(chan *delivery, 10_000))
 	}

@@ -15,6 +15,9 @@ const repairPause = int64(time.Minute)
 
 // tellRepairs logs and counts what has become of what the store could not read.
 func (g *Replicas) tellRepairs(m *member) {
+	for i := range g.acts.Repairs {
+		g.losses.Ended(m.number, &g.acts.Repairs[i], g.clock)
+	}
 	for _, e := range g.acts.Repairs {
 		if g.cfg.Repair != nil {
 			g.cfg.Repair(e.Outcome)

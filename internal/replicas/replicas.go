@@ -149,6 +149,8 @@ type Replicas struct {
 	// aborts are Requests that are to end soon. links are nodes to which there is a connection again, or none any more.
 	aborts turn.Messages[abort]
 	links  turn.Messages[linkChange]
+	// damages are what the store has found damaged.
+	damages turn.Messages[kvstore.Damage]
 
 	// mu guards report.
 	mu     sync.Mutex
@@ -194,6 +196,9 @@ type Replicas struct {
 	changes                 []linkChange
 	cuts                    cuts
 	drops                   drops
+	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
+	reports []kvstore.Damage
+	losses  replica.Losses
 }
 
 // member is this partition as a member of the chain of one range: its replica, and what is known of the chain.
@@ -320,23 +325,6 @@ func (g *Replicas) Close(patience time.Duration) error {
 	return nil
 }
 
-// abandonAll ends those Requests of which f says so.
-func (g *Replicas) abandonAll(f func(q *Request) bool) {
-	for handle, q := range g.requests {
-		if q != nil && f(q) {
-			g.abandon(uint32(handle), nvme.NamespaceNotReady)
-		}
-	}
-}
-
-// lookQuiet tells Close when nothing is under way any more.
-func (g *Replicas) lookQuiet() {
-	if g.quiet != nil && g.atStore == 0 && g.atPeers == 0 {
-		close(g.quiet)
-		g.quiet = nil
-	}
-}
-
 // later is the time of day of an instant that is so many seconds from now.
 func (g *Replicas) later(seconds uint32) uint32 {
 	return uint32(min(uint64(g.wall)+uint64(seconds), 1<<32-1))
@@ -348,7 +336,7 @@ type machine Replicas
 // Pending implements turn.Machine.
 func (m *machine) Pending() bool {
 	return m.inbox.Pending() || m.stored.Pending() || m.answered.Pending() || m.aborts.Pending() ||
-		m.links.Pending()
+		m.links.Pending() || m.damages.Pending()
 }
 
 // Turn implements turn.Machine.
@@ -393,6 +381,8 @@ func (g *Replicas) turn() {
 	g.start()
 	g.lookForCuts()
 	g.touchDue()
+	g.takeDamages()
+	g.repairLosses()
 	g.finish()
 }
 
@@ -502,8 +492,10 @@ func (g *Replicas) finish() {
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
 	}
-	if dropNS != 0 && (next == 0 || dropNS < next) {
-		next = dropNS
+	for _, at := range [...]int64{dropNS, g.losses.NextNS()} {
+		if at != 0 && (next == 0 || at < next) {
+			next = at
+		}
 	}
 	if next != 0 {
 		g.driver.WakeAt(g.now + max(next-g.clock, 1))

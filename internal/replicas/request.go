@@ -298,6 +298,23 @@ func (g *Replicas) abandon(handle uint32, st nvme.Status) {
 	g.done(q)
 }
 
+// abandonAll ends those Requests of which f says so.
+func (g *Replicas) abandonAll(f func(q *Request) bool) {
+	for handle, q := range g.requests {
+		if q != nil && f(q) {
+			g.abandon(uint32(handle), nvme.NamespaceNotReady)
+		}
+	}
+}
+
+// lookQuiet tells Close when nothing is under way any more.
+func (g *Replicas) lookQuiet() {
+	if g.quiet != nil && g.atStore == 0 && g.atPeers == 0 {
+		close(g.quiet)
+		g.quiet = nil
+	}
+}
+
 func (g *Replicas) done(q *Request) {
 	q.m = nil
 	q.use.Add(1)

@@ -35,6 +35,9 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 		return
 	}
 	g.takeBack()
+	if adopt {
+		g.losses.Retry(g.clock)
+	}
 	for number, c := range g.active.Chains {
 		g.seeDrop(number)
 		m := g.ranges[number]

@@ -36,6 +36,10 @@ type ClusterStats struct {
 	// dropped. DroppedRanges and DroppedBytes are what was dropped, bytes of keys and values.
 	LeftRanges                  int
 	DroppedRanges, DroppedBytes uint64
+	// KnownLosses is how many things the stores of the node's partitions have lost, as far as is known, that were not
+	// repaired yet. FoundLosses counts those that were found.
+	KnownLosses int
+	FoundLosses uint64
 }
 
 // PeerKinds are the kinds of commands that replicas send to those of other nodes.
@@ -114,6 +118,9 @@ var (
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
 		"of a connection.", "kind")
+	clusterLosses = gauge("jbof_cluster_known_losses", "Objects and segments that the stores of this node are known "+
+		"to have lost, and that were not repaired yet.")
+	clusterFound   = counter("jbof_cluster_found_losses_total", "Those that were found.")
 	clusterRepairs = counter("jbof_cluster_repairs_total", "Objects and segments that a store of this node could not "+
 		"read (found), and how often one was repaired from another replica, no other one had it (no_source), or the "+
 		"repair was given up (failed).", "outcome")
@@ -123,7 +130,7 @@ var (
 func clusterMetrics() []metric {
 	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
-		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterRepairs}
+		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
@@ -132,6 +139,8 @@ func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v floa
 	put(clusterLeft, float64(s.LeftRanges))
 	put(clusterDroppedRanges, float64(s.DroppedRanges))
 	put(clusterDroppedBytes, float64(s.DroppedBytes))
+	put(clusterLosses, float64(s.KnownLosses))
+	put(clusterFound, float64(s.FoundLosses))
 	for i, kind := range PeerKinds {
 		count, sum, le := peers.ended[i].histogram()
 		ch <- prometheus.MustNewConstHistogram(peerDuration.desc, count, sum, le, kind)

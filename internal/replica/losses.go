@@ -1,0 +1,132 @@
+package replica
+
+import "jbofd/internal/crrs"
+
+// Losses are what the store of a partition has reported as lost or damaged, and what is to be repaired of that: by a
+// scrub, an audit, or whoever has come across it. A repair of a range does one thing at a time, and may have no source
+// for as long as another member is away. So they are remembered until they have been repaired, and tried again, less
+// often each time. What is not remembered is reported again by the next pass of the scrub, or after a restart.
+//
+//	store ── Found ──> Losses ── Next ──> Replica of the range ── Ended ──> Losses
+//
+// A loss that was repaired meanwhile, or whose key was replaced, costs one more repair that changes nothing.
+type Losses struct {
+	all []loss
+	// nextNS is when Next has something to look at; 0: never.
+	nextNS int64
+	// reported counts all that were noted.
+	reported uint64
+}
+
+type loss struct {
+	number   int
+	position uint64
+	dueNS    int64
+	tries    uint8
+}
+
+const (
+	// MaxLosses is how many losses are remembered.
+	MaxLosses = 4096
+	// lossBusyNS is when a loss is looked at again whose replica has another repair. lossAgainNS is when it is tried
+	// again for the first time. It doubles lossDoublings times.
+	lossBusyNS    = 100e6
+	lossAgainNS   = 2e9
+	lossDoublings = 8
+	// lossesInTurn is how many losses a turn looks at.
+	lossesInTurn = 64
+)
+
+// Found notes that something is lost at a position of a range.
+func (l *Losses) Found(number int, position uint64, now int64) {
+	for i := range l.all {
+		if e := &l.all[i]; e.position == position && e.number == number {
+			return
+		}
+	}
+	if len(l.all) == MaxLosses {
+		return
+	}
+	l.reported++
+	l.all = append(l.all, loss{number: number, position: position, dueNS: now})
+	l.wake(now)
+}
+
+// Next has those repaired that are due: begin has the replica of a range repair a position, and reports whether it has
+// begun, or cannot in this view; otherwise it has another repair under way. gone: the partition is no member of the
+// range any more.
+func (l *Losses) Next(now int64, begin func(number int, position uint64) (begun, gone bool)) {
+	if l.nextNS == 0 || now < l.nextNS {
+		return
+	}
+	l.nextNS = 0
+	looked := 0
+	for i := 0; i < len(l.all); i++ {
+		e := &l.all[i]
+		if now < e.dueNS || looked == lossesInTurn {
+			l.wake(e.dueNS)
+			continue
+		}
+		looked++
+		begun, gone := begin(e.number, e.position)
+		switch {
+		case gone:
+			l.remove(i)
+			i--
+			continue
+		case begun:
+			e.dueNS = now + lossAgainNS<<e.tries
+			e.tries = min(e.tries+1, lossDoublings)
+		default:
+			e.dueNS = now + lossBusyNS
+		}
+		l.wake(e.dueNS)
+	}
+}
+
+// Ended notes how a repair has ended.
+func (l *Losses) Ended(number int, e *crrs.RepairEvent, now int64) {
+	if e.Outcome == crrs.RepairBegun || len(l.all) == 0 {
+		return
+	}
+	for i := 0; i < len(l.all); i++ {
+		x := &l.all[i]
+		switch {
+		case x.number != number:
+		case e.Outcome == crrs.RepairDone && x.position >= e.Position && x.position <= e.Last:
+			l.remove(i)
+			i--
+		case x.dueNS <= now+lossBusyNS && e.Outcome == crrs.RepairDone:
+			x.dueNS = now // it has waited for this one
+			l.wake(now)
+		}
+	}
+}
+
+// Retry lets all be tried again soon, because there is another view.
+func (l *Losses) Retry(now int64) {
+	for i := range l.all {
+		l.all[i].tries, l.all[i].dueNS = 0, now
+		l.wake(now)
+	}
+}
+
+// Known returns how many there are.
+func (l *Losses) Known() int { return len(l.all) }
+
+// Reported counts those that were noted.
+func (l *Losses) Reported() uint64 { return l.reported }
+
+// NextNS is when Next is to be called; 0: never.
+func (l *Losses) NextNS() int64 { return l.nextNS }
+
+func (l *Losses) wake(at int64) {
+	if at = max(at, 1); l.nextNS == 0 || at < l.nextNS {
+		l.nextNS = at
+	}
+}
+
+func (l *Losses) remove(i int) {
+	l.all[i] = l.all[len(l.all)-1]
+	l.all = l.all[:len(l.all)-1]
+}

@@ -1,0 +1,88 @@
+package replica
+
+import (
+	"testing"
+
+	"jbofd/internal/crrs"
+)
+
+// TestALossIsTriedUntilItIsRepaired, less often each time, and soon in another view. Others of the range wait for the
+// end of its repair, those of other ranges do not.
+func TestALossIsTriedUntilItIsRepaired(t *testing.T) {
+	var l Losses
+	now, busy, began := int64(1), false, map[uint64]int{}
+	gone := -1
+	begin := func(number int, position uint64) (bool, bool) {
+		if number == 1 && busy {
+			return false, false
+		}
+		began[position]++
+		busy = busy || number == 1
+		return true, number == gone
+	}
+	run := func(until int64) {
+		for now < until {
+			if next := l.NextNS(); next == 0 || next > until {
+				now = until
+			} else {
+				now = max(now+1, next)
+			}
+			l.Next(now, begin)
+		}
+	}
+	for range 3 {
+		l.Found(1, 100, now)
+		l.Found(1, 200, now)
+		l.Found(2, 300, now)
+	}
+	run(now + 1e9)
+	if l.Known() != 3 || l.Reported() != 3 || began[100] != 1 || began[200] != 0 || began[300] != 1 {
+		t.Fatalf("%d are known, %v were begun", l.Known(), began)
+	}
+	busy = false
+	l.Ended(1, &crrs.RepairEvent{Position: 64, Last: 127, Outcome: crrs.RepairDone}, now)
+	if run(now + 1e6); l.Known() != 2 || began[200] != 1 {
+		t.Fatalf("%d are known, %v were begun: the next one does not follow at once", l.Known(), began)
+	}
+	// Nobody has it: it is tried again and again.
+	for range 3600 {
+		if busy {
+			busy = false
+			l.Ended(1, &crrs.RepairEvent{Position: 200, Last: 200, Outcome: crrs.RepairNoSource}, now)
+		}
+		run(now + 1e9)
+	}
+	if n := began[200]; n < 10 || n > 20 || l.Known() != 2 {
+		t.Errorf("it was tried %d times in an hour", n)
+	}
+	before := began[200]
+	l.Retry(now)
+	if run(now + 1e9); began[200] != before+1 {
+		t.Error("another view changes nothing")
+	}
+	l.Ended(1, &crrs.RepairEvent{Position: 200, Last: 200, Outcome: crrs.RepairDone}, now)
+	gone = 2
+	l.Retry(now)
+	if run(now + 1e9); l.Known() != 0 || l.NextNS() != 0 {
+		t.Errorf("%d are left, to be looked at at %d", l.Known(), l.NextNS())
+	}
+}
+
+// TestLossesAreBounded, and a turn looks at some of them.
+func TestLossesAreBounded(t *testing.T) {
+	var l Losses
+	for i := range uint64(2 * MaxLosses) {
+		l.Found(1, i, 1)
+	}
+	looked, turns := 0, 0
+	for ; looked < MaxLosses; turns++ {
+		before := looked
+		l.Next(1, func(int, uint64) (bool, bool) { looked++; return true, false })
+		if looked-before > lossesInTurn || looked == before {
+			t.Fatalf("a turn looks at %d", looked-before)
+		}
+	}
+	if l.Known() != MaxLosses {
+		t.Errorf("%d are known", l.Known())
+	}
+}
