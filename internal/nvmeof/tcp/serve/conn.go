@@ -49,7 +49,7 @@ type conn struct {
 	once    sync.Once
 	reason  string // why the connection ends; set before dead is closed
 
-	// The fields from here to lookedNS belong to the reader.
+	// The fields from here to slept belong to the reader.
 	rx       []byte // nil while idle
 	rxStart  int    // rx[rxStart:rxEnd] is received and not used
 	rxEnd    int
@@ -63,7 +63,8 @@ type conn struct {
 	bulk     bool        // at least bulkBytes of them
 	parked   atomic.Bool // the reader sleeps in the netpoller, or is about to; see watch
 	events   [16]unix.EpollEvent
-	lookedNS int64
+	lookedNS int64 // when it has looked after the others
+	slept    bool  // it has slept before the batch that it has read
 
 	// mu guards the machine and the fields below.
 	mu sync.Mutex
