@@ -158,8 +158,8 @@ func (c *conn) flush() {
 	c.sending = true
 	c.takeOut()
 	c.mu.Unlock()
-	c.handoff.Store(!c.sendAll(false))
-	if c.handoff.Load() {
+	if !c.sendAll(false) {
+		c.handoff.Store(true) // only now: when sendAll has sent everything, another goroutine may be sending
 		signal(c.wake)
 	}
 }
