@@ -63,6 +63,8 @@ type repair struct {
 	Part
 	width uint8
 	token uint64
+	// segmentLast is the last position of the segment, as far as it is known.
+	segmentLast uint64
 	// bound is the version up to which own writes have to end.
 	bound uint64
 	// source is the one of Role.Others that is asked. lacks has a bit for each that cannot read what comes next.
@@ -96,8 +98,11 @@ const (
 // was lost.
 type RepairEvent struct {
 	Position, Last uint64
-	Outcome        RepairOutcome
-	Segment        bool
+	// SegmentLast is the last position of the segment that Position is in, which has lost nothing any more if the
+	// Outcome is RepairDone. A loss may reach further, because segments are split.
+	SegmentLast uint64
+	Outcome     RepairOutcome
+	Segment     bool
 }
 
 // repairBit is in the tags of messages and RangeOps of repairs.
@@ -242,7 +247,8 @@ func (r *Replica) beginRepair(out *Actions) {
 func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	p := &r.repair
 	first, last := p.positions()
-	out.Repairs = append(out.Repairs, RepairEvent{Position: first, Last: last, Outcome: how, Segment: p.token != 0})
+	out.Repairs = append(out.Repairs, RepairEvent{Position: first, Last: last, Outcome: how, Segment: p.token != 0,
+		SegmentLast: max(last, p.segmentLast)})
 	if p.state, p.dueNS = repairIdle, r.now; how != RepairDone {
 		p.dueNS = r.now + repairPauseNS
 	}
@@ -357,6 +363,7 @@ func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 	p := &r.repair
 	p.token, p.width, p.bound = op.Clock, op.Width, r.version
 	p.Part, p.source, p.lacks = Part{First: p.position}, 0, 0
+	p.segmentLast = p.position | math.MaxUint64>>p.width
 	switch {
 	case p.token == 0 && r.role.Filling: // the loss is not there any more
 		r.endRepair(RepairDone, out)

@@ -19,10 +19,11 @@ type Losses struct {
 }
 
 type loss struct {
-	number   int
-	position uint64
-	dueNS    int64
-	tries    uint8
+	number int
+	// It is of what there is from position to last: of a value if they are the same, or of the rest of a segment.
+	position, last uint64
+	dueNS          int64
+	tries          uint8
 }
 
 const (
@@ -37,10 +38,12 @@ const (
 	lossesInTurn = 64
 )
 
-// Found notes that something is lost at a position of a range.
-func (l *Losses) Found(number int, position uint64, now int64) {
+// Found notes that something is lost at the positions from one to another one of a range: a value, or what there is of
+// a segment.
+func (l *Losses) Found(number int, position, last uint64, now int64) {
 	for i := range l.all {
 		if e := &l.all[i]; e.position == position && e.number == number {
+			e.last = max(e.last, last)
 			return
 		}
 	}
@@ -48,7 +51,7 @@ func (l *Losses) Found(number int, position uint64, now int64) {
 		return
 	}
 	l.reported++
-	l.all = append(l.all, loss{number: number, position: position, dueNS: now})
+	l.all = append(l.all, loss{number: number, position: position, last: last, dueNS: now})
 	l.wake(now)
 }
 
@@ -94,8 +97,13 @@ func (l *Losses) Ended(number int, e *crrs.RepairEvent, now int64) {
 		switch {
 		case x.number != number:
 		case e.Outcome == crrs.RepairDone && x.position >= e.Position && x.position <= e.Last:
-			l.remove(i)
-			i--
+			if x.position == x.last || x.last <= e.SegmentLast {
+				l.remove(i)
+				i--
+				continue
+			}
+			x.position, x.dueNS, x.tries = e.SegmentLast+1, now, 0 // the rest of what was split meanwhile
+			l.wake(now)
 		case x.dueNS <= now+lossBusyNS && e.Outcome == crrs.RepairDone:
 			x.dueNS = now // it has waited for this one
 			l.wake(now)

@@ -1,6 +1,7 @@
 package replica
 
 import (
+	"slices"
 	"testing"
 
 	"jbofd/internal/crrs"
@@ -31,9 +32,9 @@ func TestALossIsTriedUntilItIsRepaired(t *testing.T) {
 		}
 	}
 	for range 3 {
-		l.Found(1, 100, now)
-		l.Found(1, 200, now)
-		l.Found(2, 300, now)
+		l.Found(1, 100, 100, now)
+		l.Found(1, 200, 200, now)
+		l.Found(2, 300, 300, now)
 	}
 	run(now + 1e9)
 	if l.Known() != 3 || l.Reported() != 3 || began[100] != 1 || began[200] != 0 || began[300] != 1 {
@@ -72,7 +73,7 @@ func TestALossIsTriedUntilItIsRepaired(t *testing.T) {
 func TestLossesAreBounded(t *testing.T) {
 	var l Losses
 	for i := range uint64(2 * MaxLosses) {
-		l.Found(1, i, 1)
+		l.Found(1, i, i, 1)
 	}
 	looked, turns := 0, 0
 	for ; looked < MaxLosses; turns++ {
@@ -84,5 +85,33 @@ func TestLossesAreBounded(t *testing.T) {
 	}
 	if l.Known() != MaxLosses {
 		t.Errorf("%d are known", l.Known())
+	}
+}
+
+// TestTheRestOfASegmentThatWasSplitIsRepaired: a repair is of one of its parts. Also if that was whole already.
+func TestTheRestOfASegmentThatWasSplitIsRepaired(t *testing.T) {
+	for _, segment := range []bool{true, false} {
+		var l Losses
+		l.Found(1, 0, 127, 1)
+		l.Found(1, 5, 5, 1)
+		var began []uint64
+		for now := int64(1); l.Known() > 0 && now < 1000; now++ {
+			l.Next(now, func(_ int, position uint64) (bool, bool) {
+				began = append(began, position)
+				return true, false
+			})
+			for _, p := range began {
+				e := crrs.RepairEvent{Position: p, Last: p, SegmentLast: p | 31, Outcome: crrs.RepairDone}
+				if segment {
+					e.Last = e.SegmentLast
+				}
+				l.Ended(1, &e, now)
+			}
+		}
+		slices.Sort(began)
+		want := []uint64{0, 5, 32, 64, 96}
+		if !slices.Equal(began, want) {
+			t.Errorf("repairs of %v, want %v", began, want)
+		}
 	}
 }

@@ -23,8 +23,8 @@ func (g *Replicas) takeDamages() {
 	}
 	for _, d := range g.reports {
 		for number := g.active.RangeOf(d.First); number <= g.active.RangeOf(d.Last); number++ {
-			first, _ := g.active.Range(number)
-			g.losses.Found(number, max(first, d.First), g.clock)
+			first, last := g.active.Range(number)
+			g.losses.Found(number, max(first, d.First), min(last, d.Last), g.clock)
 		}
 	}
 	g.reports = g.reports[:0]

@@ -51,16 +51,8 @@ func TestDamageThatNobodyReadsIsRepaired(t *testing.T) {
 	for _, d := range all {
 		g.soon("a value is repaired that nobody reads", func() bool { return len(d.n.find([]byte(d.what))) > 0 })
 	}
-	for i := range 6 { // of which the records are in chunks that are not full
-		n := g.chain([]byte(key(10 + i)))[i%3]
-		if n.flip([]byte(key(10+i))) == 0 {
-			t.Fatal("the key is not on the drive")
-		}
-	}
-	for _, n := range g.nodes {
-		n.part.LookForLosses()
-	}
-	g.soon("segments are repaired that nobody reads", func() bool {
+	// All is repaired that was found, and nothing is under way that keeps segments in memory.
+	whole := func() bool {
 		for _, n := range g.nodes {
 			if n.part.AuditState().Running {
 				return false
@@ -70,7 +62,18 @@ func TestDamageThatNobodyReadsIsRepaired(t *testing.T) {
 			}
 		}
 		return true
-	})
+	}
+	g.soon("all values are repaired", whole)
+	for i := range 6 { // of which the records are in chunks that are not full
+		n := g.chain([]byte(key(10 + i)))[i%3]
+		if n.flip([]byte(key(10+i))) == 0 {
+			t.Fatal("the key is not on the drive")
+		}
+	}
+	for _, n := range g.nodes {
+		n.part.LookForLosses()
+	}
+	g.soon("segments are repaired that nobody reads", whole)
 	for i := range 250 {
 		for _, n := range g.nodes {
 			if st, value := n.stored(key(i)); st != kvstore.OK || value != values[key(i)][:len(value)] {

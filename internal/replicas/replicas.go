@@ -199,6 +199,8 @@ type Replicas struct {
 	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
 	reports []kvstore.Damage
 	losses  replica.Losses
+	// repaired is what the log is still to say.
+	repaired repaired
 }
 
 // member is this partition as a member of the chain of one range: its replica, and what is known of the chain.
@@ -492,7 +494,7 @@ func (g *Replicas) finish() {
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
 	}
-	for _, at := range [...]int64{dropNS, g.losses.NextNS()} {
+	for _, at := range [...]int64{dropNS, g.losses.NextNS(), g.tellRepaired()} {
 		if at != 0 && (next == 0 || at < next) {
 			next = at
 		}

@@ -92,8 +92,7 @@ func (o outcome) Done(*executor.Command) bool {
 	return false
 }
 
-func (o outcome) Kick()    {}
-func (o outcome) Deliver() {}
+func (o outcome) Kick() {}
 
 // TestAPairEndsWithTheStatusesOfBoth, in whichever half it fails.
 func TestAPairEndsWithTheStatusesOfBoth(t *testing.T) {

@@ -19,8 +19,7 @@ func (p *port) Done(c *executor.Command) bool {
 
 func (p *port) NeedData(*executor.Command) bool { panic("the data comes in the capsule") }
 
-func (p *port) Kick()    {}
-func (p *port) Deliver() {}
+func (p *port) Kick() {}
 
 // TestExtendedCommandsReturnVersions: those of writes, and with a condition that does not hold that of the object.
 // Plain commands return none.

@@ -16,7 +16,7 @@ import (
 func (c *conn) read(place []byte) error {
 	c.place = place
 	for {
-		c.readN, c.readErr, c.slept = 0, nil, false
+		c.readN, c.readErr = 0, nil
 		err := c.raw.Read(c.readFn)
 		c.parked.Store(false)
 		switch {
@@ -74,7 +74,6 @@ func (c *conn) readReady(fd uintptr) bool {
 		c.dropRX()
 	}
 	c.parked.Store(true)
-	c.slept = true
 	return false
 }
 
@@ -134,12 +133,8 @@ func (c *conn) dropRX() {
 }
 
 // yieldToOthers lets other goroutines run if this one has run for watchInterval. It first wakes readers that are parked
-// although their sockets have data. A reader that has slept has let them run: it has not run since the last yield, but
-// since now.
+// although their sockets have data.
 func (c *conn) yieldToOthers(now int64) {
-	if c.slept {
-		c.slept, c.lookedNS = false, now
-	}
 	if now-c.lookedNS < int64(watchInterval) {
 		return
 	}
@@ -158,8 +153,8 @@ func (c *conn) flush() {
 	c.sending = true
 	c.takeOut()
 	c.mu.Unlock()
-	if !c.sendAll(false) {
-		c.handoff.Store(true) // only now: when sendAll has sent everything, another goroutine may be sending
+	c.handoff.Store(!c.sendAll(false))
+	if c.handoff.Load() {
 		signal(c.wake)
 	}
 }
