@@ -88,6 +88,9 @@ func (t transport) Wake() {
 	}
 }
 
+// Deliver implements connection.Transport.
+func (t transport) Deliver() { t.Wake() }
+
 // Resume implements connection.Transport.
 func (t transport) Resume() {
 	if t.dead {

@@ -88,6 +88,9 @@ type Port interface {
 	Done(c *Command) (kick bool)
 	// Kick follows calls of which one asked for it.
 	Kick()
+	// Deliver is Kick by a goroutine that has the time to answer the host itself, which costs a system call or two and
+	// spares waking another goroutine.
+	Deliver()
 }
 
 // Payer is on whose behalf a command is executed.

@@ -92,7 +92,8 @@ func (o outcome) Done(*executor.Command) bool {
 	return false
 }
 
-func (o outcome) Kick() {}
+func (o outcome) Kick()    {}
+func (o outcome) Deliver() {}
 
 // TestAPairEndsWithTheStatusesOfBoth, in whichever half it fails.
 func TestAPairEndsWithTheStatusesOfBoth(t *testing.T) {

@@ -14,7 +14,8 @@ import (
 const KindDelay nvmeof.Kind = nvmeof.Kinds - 1
 
 // Delay is an executor of a third kind, the smallest that does everything: blocks in the Go heap, and each command is
-// carried out a while after it has what it needs. The host says how long in CDW15, in microseconds.
+// carried out a while after it has what it needs. The host says how long in CDW15, in microseconds. The goroutine that
+// carries it out delivers the answer (executor.Port.Deliver).
 type Delay struct {
 	pool *bufpool.Pool
 
@@ -75,7 +76,7 @@ func (d *Delay) NewContext(c *executor.Command) any {
 	x := &delayed{d: d, c: c}
 	x.waiter.Wake = func() {
 		if x.takeBuffer(); c.Port.NeedData(c) {
-			go c.Port.Kick()
+			go c.Port.Deliver()
 		}
 	}
 	x.timer = time.AfterFunc(time.Hour, x.due)
@@ -167,7 +168,7 @@ func (x *delayed) execute() {
 	x.state = delayIdle
 	x.d.mu.Unlock()
 	if c.Port.Done(c) {
-		c.Port.Kick()
+		c.Port.Deliver()
 	}
 }
 

@@ -160,6 +160,9 @@ func (p *port) Kick() {
 	p.lock.Unlock()
 }
 
+// Deliver implements executor.Port.
+func (p *port) Deliver() { p.Kick() }
+
 // wait returns the commands that were done or want data since the last call. If there are none, it waits for a Kick; it
 // also does if the executor owes one.
 func (p *port) wait() []*slot {

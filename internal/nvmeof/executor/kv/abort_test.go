@@ -21,7 +21,8 @@ func (p *port) Done(c *executor.Command) bool {
 
 func (p *port) NeedData(*executor.Command) bool { panic("the data comes in the capsule") }
 
-func (p *port) Kick() {}
+func (p *port) Kick()    {}
+func (p *port) Deliver() {}
 
 // stranger is a partition that has the number of one that was removed.
 type stranger struct{}

@@ -14,6 +14,7 @@ type donePort struct{ done int }
 
 func (p *donePort) Done(*executor.Command) bool { p.done++; return false }
 func (p *donePort) Kick()                       {}
+func (p *donePort) Deliver()                    {}
 
 func (p *donePort) NeedData(*executor.Command) bool { return false }
 

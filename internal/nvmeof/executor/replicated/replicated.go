@@ -142,7 +142,10 @@ func (e *Executor) Abort(c *executor.Command) bool {
 }
 
 // Kick implements replicas.Sink.
-func (k *command) Kick() { k.c.Port.Kick() }
+//
+// The goroutine that drives the replicas sends their commands to other nodes. It also answers the host: to wake another
+// goroutine for each few answers costs more than to send them.
+func (k *command) Kick() { k.c.Port.Deliver() }
 
 // ReplicaDone implements replicas.Sink.
 //

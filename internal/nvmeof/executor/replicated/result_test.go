@@ -15,6 +15,7 @@ type noted struct{}
 func (noted) Done(*executor.Command) bool     { return false }
 func (noted) NeedData(*executor.Command) bool { return false }
 func (noted) Kick()                           {}
+func (noted) Deliver()                        {}
 
 // TestARefusalTellsAnotherNodeMore: where a loss ends that a Fetch has met. Hosts are told nothing but the epoch.
 func TestARefusalTellsAnotherNodeMore(t *testing.T) {

@@ -19,7 +19,8 @@ func (p *port) Done(c *executor.Command) bool {
 
 func (p *port) NeedData(*executor.Command) bool { panic("the data comes in the capsule") }
 
-func (p *port) Kick() {}
+func (p *port) Kick()    {}
+func (p *port) Deliver() {}
 
 // TestExtendedCommandsReturnVersions: those of writes, and with a condition that does not hold that of the object.
 // Plain commands return none.

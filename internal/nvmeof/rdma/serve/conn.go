@@ -466,6 +466,9 @@ func (c *conn) Paused() bool { return false }
 // Wake implements connection.Transport.
 func (c *conn) Wake() { c.g.driver.Run() }
 
+// Deliver implements connection.Transport.
+func (c *conn) Deliver() { c.Wake() }
+
 // Resume implements connection.Transport.
 func (c *conn) Resume() {
 	signal(c.resumed)

@@ -97,6 +97,9 @@ func (c *Conn) Done(cmd *executor.Command) (kick bool) {
 // Kick implements executor.Port.
 func (c *Conn) Kick() { c.t.Wake() }
 
+// Deliver implements executor.Port.
+func (c *Conn) Deliver() { c.t.Deliver() }
+
 // processEvent processes a command that its executor has put into the outbox. It answers a command that is done, and
 // requests the host's data for one whose executor has called NeedData. If there is no data to request, it returns true,
 // and the caller must call returnToExecutor. mu is held.

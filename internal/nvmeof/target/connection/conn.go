@@ -36,6 +36,9 @@ type Transport interface {
 	Paused() bool
 	// Wake says that there is something in the outbox, or to send. From any goroutine, also with locks held.
 	Wake()
+	// Deliver is Wake by a goroutine that holds no lock of a connection but perhaps Handing of others, and that may
+	// empty the outbox and send itself.
+	Deliver()
 	// Resume says that the machine may be able to take commands again for which it had no memory or slot. From any
 	// goroutine, also with locks held.
 	Resume()

@@ -43,7 +43,9 @@ func (c *Conn) Empty() {
 	o := c.cfg.Outbox
 	for {
 		if s := o.take(); s != nil {
-			c.processEvents(s)
+			if back := c.processEvents(s); back != nil {
+				c.returnCommands(back)
+			}
 		}
 		if o.leave() {
 			return
@@ -51,12 +53,34 @@ func (c *Conn) Empty() {
 	}
 }
 
-// processEvents processes s and the commands linked behind it.
-func (c *Conn) processEvents(s *Slot) {
-	now := c.service.Clock()
-	// Few commands go back to their executors from here: memory was short, or the connection is closing.
+// EmptyDone is Empty for a goroutine that may hold Handing of other connections, and so must not wait for that of this
+// one: commands that are to go back to their executors stay in the outbox. It reports whether there are any: then Empty
+// must be called by another goroutine.
+//
+// hot: 0 allocs, if none stay
+func (c *Conn) EmptyDone() (left bool) {
+	o := c.cfg.Outbox
 	var back []*Slot
+	for {
+		if s := o.take(); s != nil {
+			back = append(back, c.processEvents(s)...)
+		}
+		if o.leave() {
+			break
+		}
+	}
+	for _, s := range back {
+		o.push(s, eventNeedData)
+	}
+	return len(back) > 0
+}
+
+// processEvents processes s and the commands linked behind it, and returns those that are to go back to their
+// executors. They are few: memory was short, or the connection is closing.
+func (c *Conn) processEvents(s *Slot) (back []*Slot) {
+	now := c.service.Clock()
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	for s != nil {
 		next := s.next // the slot of an answered command may be used again at once
 		if c.processEvent(s, now) {
@@ -65,10 +89,7 @@ func (c *Conn) processEvents(s *Slot) {
 		s = next
 	}
 	c.flushCounts()
-	c.mu.Unlock()
-	if back != nil {
-		c.returnCommands(back)
-	}
+	return back
 }
 
 // returnCommands calls Batch.DataReady for commands that need no data from the host although their executors have

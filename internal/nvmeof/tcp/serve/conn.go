@@ -31,8 +31,8 @@ const writerIOV = 16
 
 // conn is one TCP connection. Two goroutines serve it. The reader receives bytes, hands batches of commands to their
 // executors and, if the commands are done at once, sends the responses itself. The writer sleeps until there is
-// something else to send: responses to commands that were done later, an event, or bytes that the socket did not take
-// from the reader.
+// something else to send: responses to commands that were done later, an event, or bytes that the socket did not take.
+// Responses that are done later may also be sent by the goroutine that brings them (Deliver).
 type conn struct {
 	connection.Conn
 	srv       *Server
@@ -49,7 +49,7 @@ type conn struct {
 	once    sync.Once
 	reason  string // why the connection ends; set before dead is closed
 
-	// The fields from here to lookedNS belong to the reader.
+	// The fields from here to slept belong to the reader.
 	rx       []byte // nil while idle
 	rxStart  int    // rx[rxStart:rxEnd] is received and not used
 	rxEnd    int
@@ -63,7 +63,12 @@ type conn struct {
 	bulk     bool        // at least bulkBytes of them
 	parked   atomic.Bool // the reader sleeps in the netpoller, or is about to; see watch
 	events   [16]unix.EpollEvent
-	lookedNS int64
+	lookedNS int64 // when it has looked after the others
+	slept    bool  // it has slept before the batch that it has read
+
+	// delivering is held by a goroutine of an executor that delivers answers itself, and from the end of the reader and
+	// the writer on for good. It is only tried, so that nobody waits for it but that end.
+	delivering sync.Mutex
 
 	// mu guards the machine and the fields below.
 	mu sync.Mutex
@@ -74,7 +79,7 @@ type conn struct {
 	partialPDU              uint32 // the number of that PDU
 	// The goroutine that has set sending owns txOut, txSkip and the write side of the descriptor.
 	sending  bool
-	handoff  atomic.Bool // the writer must send the rest of what the reader could not send
+	handoff  atomic.Bool // the writer must send the rest of what another goroutine could not send
 	sendWait bool
 	pending  []bufpool.Buf // buffers that the machine's next Out refers to
 	txOut    tcp.Out
@@ -126,6 +131,23 @@ func (t transport) Paused() bool { return t.sending && t.m.Pending() > t.srv.cfg
 
 // Wake implements connection.Transport.
 func (t transport) Wake() { signal(t.wake) }
+
+// Deliver implements connection.Transport. If another goroutine delivers, that one may be past what there is to send,
+// so that the writer looks again.
+func (t transport) Deliver() {
+	c := t.conn
+	if !c.delivering.TryLock() {
+		signal(c.wake)
+		return
+	}
+	left := c.EmptyDone()
+	c.RecordFailures()
+	c.flush()
+	c.delivering.Unlock()
+	if left {
+		signal(c.wake)
+	}
+}
 
 // Resume implements connection.Transport.
 func (t transport) Resume() { signal(t.resume) }
@@ -190,7 +212,8 @@ func (c *conn) serve() {
 	err := c.readLoop()
 	c.shut(closeReason(err))
 	handshake.Stop()
-	writer.Wait() // from here on this goroutine owns the whole state
+	writer.Wait()
+	c.delivering.Lock() // from here on this goroutine owns the whole state
 	c.closeSocket()
 	c.drain()
 	c.log()

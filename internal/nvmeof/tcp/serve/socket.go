@@ -16,7 +16,7 @@ import (
 func (c *conn) read(place []byte) error {
 	c.place = place
 	for {
-		c.readN, c.readErr = 0, nil
+		c.readN, c.readErr, c.slept = 0, nil, false
 		err := c.raw.Read(c.readFn)
 		c.parked.Store(false)
 		switch {
@@ -74,6 +74,7 @@ func (c *conn) readReady(fd uintptr) bool {
 		c.dropRX()
 	}
 	c.parked.Store(true)
+	c.slept = true
 	return false
 }
 
@@ -133,8 +134,12 @@ func (c *conn) dropRX() {
 }
 
 // yieldToOthers lets other goroutines run if this one has run for watchInterval. It first wakes readers that are parked
-// although their sockets have data.
+// although their sockets have data. A reader that has slept has let them run: it has not run since the last yield, but
+// since now.
 func (c *conn) yieldToOthers(now int64) {
+	if c.slept {
+		c.slept, c.lookedNS = false, now
+	}
 	if now-c.lookedNS < int64(watchInterval) {
 		return
 	}
@@ -153,8 +158,8 @@ func (c *conn) flush() {
 	c.sending = true
 	c.takeOut()
 	c.mu.Unlock()
-	c.handoff.Store(!c.sendAll(false))
-	if c.handoff.Load() {
+	if !c.sendAll(false) {
+		c.handoff.Store(true) // only now: when sendAll has sent everything, another goroutine may be sending
 		signal(c.wake)
 	}
 }
