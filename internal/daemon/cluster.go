@@ -398,13 +398,10 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	return m
 }
 
-// otherNodes returns how the other nodes of the cluster connect as hosts: from the address at which they listen for
-// hosts, or for nodes.
-func otherNodes(cfg *config.Config) (all []nvmeof.Node) {
+// hostNodes returns how the nodes of the cluster connect as hosts: from the address at which they listen for hosts, or
+// for nodes. This one is among them (peers.Config.Nodes).
+func hostNodes(cfg *config.Config) (all []nvmeof.Node) {
 	for _, node := range cfg.Cluster.Nodes {
-		if node.Name == cfg.Node.Name {
-			continue
-		}
 		n := nvmeof.Node{NQN: cluster.HostNQN(cfg.Cluster.Name, node.Name)}
 		for _, address := range []string{node.Target, node.Address} {
 			if a := addressOf(address).Unmap().WithZone(""); !slices.Contains(n.From, a) {

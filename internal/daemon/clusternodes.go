@@ -95,12 +95,10 @@ func targets(nodes []config.ClusterNode) map[string]string {
 	return all
 }
 
-// peerNodes returns the nodes but this one as peers are told of them.
-func peerNodes(nodes []config.ClusterNode, self, subNQN string) (all []peers.Node) {
+// peerNodes returns the nodes as peers are told of them.
+func peerNodes(nodes []config.ClusterNode, subNQN string) (all []peers.Node) {
 	for _, node := range nodes {
-		if node.Name != self {
-			all = append(all, peers.Node{Name: node.Name, Address: node.Target, SubNQN: subNQN})
-		}
+		all = append(all, peers.Node{Name: node.Name, Address: node.Target, SubNQN: subNQN})
 	}
 	return all
 }

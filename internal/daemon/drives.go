@@ -281,7 +281,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 		st := nvmeof.SubsystemState{NQN: sc.NQN, Serial: sc.Serial, Model: sc.Model, AllowAnyHost: sc.AllowAnyHost,
 			Hosts: sc.Hosts}
 		if cl := cfg.Cluster; cl != nil && sc.NQN == cl.Subsystem {
-			st.Nodes = otherNodes(cfg)
+			st.Nodes = hostNodes(cfg)
 		}
 		if st.Serial == "" {
 			sum := sha256.Sum256([]byte("serial " + sc.NQN))

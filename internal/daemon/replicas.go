@@ -65,7 +65,7 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
 		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
-		Nodes: peerNodes(cfg.Nodes, self, cfg.Subsystem), LocalAddress: hostAddress(n.cfg),
+		Nodes: peerNodes(cfg.Nodes, cfg.Subsystem), LocalAddress: hostAddress(n.cfg),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
 		Log: n.log}
 	var err error
@@ -190,14 +190,14 @@ func (r *replicaNode) setState(s *member.State) {
 
 // checkNodes finds what is wrong with nodes.
 func (r *replicaNode) checkNodes(nodes []config.ClusterNode) error {
-	return r.peers.CheckNodes(peerNodes(nodes, r.self, r.cfg.Subsystem))
+	return r.peers.CheckNodes(peerNodes(nodes, r.cfg.Subsystem))
 }
 
 // setNodes changes which nodes there are.
 func (r *replicaNode) setNodes(nodes []config.ClusterNode) error {
 	r.viewing.Lock()
 	defer r.viewing.Unlock()
-	if err := r.peers.SetNodes(peerNodes(nodes, r.self, r.cfg.Subsystem)); err != nil {
+	if err := r.peers.SetNodes(peerNodes(nodes, r.cfg.Subsystem)); err != nil {
 		return err
 	}
 	if now := targets(nodes); !maps.Equal(now, r.targets) {

@@ -75,3 +75,25 @@ func TestNodesAreAddedMovedAndRemoved(t *testing.T) {
 		}
 	})
 }
+
+// TestPartitionsOfANodeReachEachOther: a node with several is connected to itself; one with a single one is not.
+func TestPartitionsOfANodeReachEachOther(t *testing.T) {
+	overEach(t, func(t *testing.T, w *world) {
+		one := w.box(t, "a", 1)
+		r := w.rig(t, nil, one)
+		r.see(one)
+		r.send(r.forward(0, 1, 64))
+		if x := r.sink.await(t, 1)[0]; !x.Lost || one.board.keeping()+len(one.board.arrived()) > 0 {
+			t.Errorf("to the only partition of this node: %v", x.Status)
+		}
+		two := w.box(t, "a", 2)
+		r = w.rig(t, nil, two)
+		r.see(two)
+		r.awaitConnected(t, "a")
+		r.send(r.forward(1, 1, 64))
+		if x := r.sink.await(t, 1)[0]; x.Lost || len(two.board.arrived()) != 1 {
+			t.Errorf("to another partition of this node: lost %t, %d messages have arrived", x.Lost,
+				len(two.board.arrived()))
+		}
+	})
+}

@@ -103,7 +103,8 @@ type Config struct {
 	Name string
 	// HostNQN is the one under which the other nodes know this node.
 	HostNQN string
-	// Nodes are the others.
+	// Nodes are the others, and this one: its partitions talk with each other over a connection as well. If this one is
+	// missing they do not.
 	Nodes []Node
 	// LocalAddress is the address of this machine that TCP connections come from; the zero Addr: any.
 	LocalAddress netip.Addr
@@ -147,8 +148,8 @@ type Peers struct {
 	wg     sync.WaitGroup
 	// closing is for Close.
 	closing sync.Once
-	// routes has the partitions of the present view, by number; nil for those of this node and of nodes that are not
-	// in Config.Nodes.
+	// routes has the partitions of the present view, by number; nil for those of nodes that are not in Config.Nodes,
+	// and for the only one of this node.
 	routes atomic.Pointer[[]*target]
 
 	// setting is for one SetNodes or SetView at a time, with their calls of Disconnected: a later one may connect to a
@@ -215,7 +216,7 @@ func (p *Peers) SetNodes(nodes []Node) error {
 }
 
 // CheckNodes returns the ErrInvalid of SetNodes.
-func (p *Peers) CheckNodes(nodes []Node) error { return checkNodes(p.cfg.Name, nodes) }
+func (p *Peers) CheckNodes(nodes []Node) error { return checkNodes(nodes) }
 
 // nodesChange is what a SetNodes has changed: the nodes that take part no more; the names of those in the view that are
 // lost by that, or that the configuration does not have; and nodes to be run.
@@ -274,7 +275,7 @@ func (c *Config) check() error {
 	if err := nvme.CheckNQN(c.HostNQN); err != nil {
 		return fmt.Errorf("%w: host NQN: %w", ErrInvalid, err)
 	}
-	if err := checkNodes(c.Name, c.Nodes); err != nil {
+	if err := checkNodes(c.Nodes); err != nil {
 		return err
 	}
 	if c.QueueDepth == 0 {
@@ -307,13 +308,12 @@ func (c *Config) check() error {
 	return nil
 }
 
-// checkNodes finds what is wrong with the others of the node of that name.
-func checkNodes(self string, nodes []Node) error {
-	names := map[string]bool{self: true}
+// checkNodes finds what is wrong with nodes.
+func checkNodes(nodes []Node) error {
+	names := map[string]bool{}
 	for _, n := range nodes {
 		if names[n.Name] || n.Name == "" {
-			return fmt.Errorf("%w: name of a node is %q, want one that no other node has, nor this one (%q)",
-				ErrInvalid, n.Name, self)
+			return fmt.Errorf("%w: name of a node is %q, want one that no other node has", ErrInvalid, n.Name)
 		}
 		names[n.Name] = true
 		if err := nvme.CheckNQN(n.SubNQN); err != nil {
@@ -349,6 +349,12 @@ func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 	p.view = m
 	routes := make([]*target, len(m.Partitions))
 	targets := map[*node]map[uuid.UUID]*target{}
+	own := 0
+	for i := range m.Partitions {
+		if part := &m.Partitions[i]; !part.ID.IsZero() && m.Nodes[part.Node].Name == p.cfg.Name {
+			own++
+		}
+	}
 	for i := range m.Partitions {
 		part := &m.Partitions[i]
 		if part.ID.IsZero() {
@@ -356,6 +362,9 @@ func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 		}
 		name := m.Nodes[part.Node].Name
 		n := p.nodes[name]
+		if name == p.cfg.Name && own < 2 {
+			continue // it does not talk with itself
+		}
 		if n == nil {
 			if name == p.cfg.Name {
 				continue

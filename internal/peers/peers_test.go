@@ -537,7 +537,6 @@ func TestConfigurationsThatAreRefused(t *testing.T) {
 	for what, change := range map[string]func(*peers.Config){
 		"host NQN":          func(c *peers.Config) { c.HostNQN = "" },
 		"name of a node":    func(c *peers.Config) { c.Nodes = append(c.Nodes, good) },
-		"this one":          func(c *peers.Config) { c.Name = "b" },
 		"subsystem of node": func(c *peers.Config) { c.Nodes[0].SubNQN = "" },
 		"address of node":   func(c *peers.Config) { c.Nodes[0].Address = "" },
 		"a time is":         func(c *peers.Config) { c.KATO = -1 },

@@ -30,8 +30,9 @@ type load struct {
 	all  boxes
 	over atomic.Bool
 	done sync.WaitGroup
-	// store is that of some of the clients.
-	store *store.Store
+	// store is that of some of the clients, or of all.
+	store  *store.Store
+	stores bool
 	// closing are connections that were given up.
 	closing sync.WaitGroup
 
@@ -62,6 +63,16 @@ func startLoad(t *testing.T, all boxes, clients int) *load {
 	return l
 }
 
+// startStores starts clients that have a Store in common, as is needed where nodes have several partitions.
+func startStores(t *testing.T, all boxes, clients int) *load {
+	l := &load{t: t, all: all, stores: true}
+	l.store = l.openStore()
+	for range clients {
+		l.done.Go(func() { l.runStore(l.store) })
+	}
+	return l
+}
+
 // stop ends the load, reads each key once more, and checks all histories.
 func (l *load) stop() {
 	l.t.Helper()
@@ -69,7 +80,12 @@ func (l *load) stop() {
 	l.done.Wait()
 	c := newCaller(l)
 	for k := range keys {
-		l.all.eventually("the last read", func() error { return c.read(k, c.rng.IntN(len(c.nodes))) })
+		l.all.eventually("the last read", func() error {
+			if l.stores {
+				return l.readStore(l.store, k)
+			}
+			return c.read(k, c.rng.IntN(len(c.nodes)))
+		})
 	}
 	c.close()
 	l.closing.Wait()

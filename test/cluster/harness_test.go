@@ -82,6 +82,8 @@ type box struct {
 	drive string
 	// memory: its drive is in memory.
 	memory bool
+	// second: it has another drive, with another partition.
+	second bool
 }
 
 // boxes are the nodes of a cluster.
@@ -93,8 +95,8 @@ type layout struct {
 	nodes, copies int
 	// ranges of the cluster; 0: 16.
 	ranges int
-	// memory: drives are in memory, not files.
-	memory bool
+	// memory: drives are in memory, not files. second: each node has two, with a partition each.
+	memory, second bool
 	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
 	hosts []string
 	at    []*namespace
@@ -122,7 +124,7 @@ func startBoxes(t testing.TB, l layout) boxes {
 	var all boxes
 	members := ""
 	for i := range l.nodes {
-		b := &box{t: t, name: fmt.Sprint("n", i+1), memory: l.memory}
+		b := &box{t: t, name: fmt.Sprint("n", i+1), memory: l.memory, second: l.second}
 		if l.hosts == nil {
 			b.host, _, _ = net.SplitHostPort(loopback.Address())
 		} else {
@@ -165,23 +167,29 @@ func (b *box) configure() {
 	if b.memory {
 		drive = "backend: mem, size: 1GiB"
 	}
+	space := fmt.Sprintf("{nsid: %d, ssd: ssd0, size: 128MiB, type: kv, replicated: true}", partition)
+	drive = "{name: ssd0, " + drive + "}"
+	if b.second {
+		space += strings.NewReplacer("nsid: 2", "nsid: 3", "ssd0", "ssd1").Replace(", " + space)
+		drive += strings.ReplaceAll(", "+drive, "ssd0", "ssd1")
+	}
 	text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
 log: {level: debug}
 metrics: {address: "%[3]s:9420"}
 admin: {socket: %[2]s/admin.sock}
 discovery: {address: "%[3]s:8009"}
 listeners: [{address: "%[3]s:4420"}]
-ssds: [{name: ssd0, %[8]s}]
+ssds: [%[8]s]
 subsystems:
   - nqn: %[4]s
     allow_any_host: true
-    namespaces: [{nsid: %[5]d, ssd: ssd0, size: 128MiB, type: kv, replicated: true}]
+    namespaces: [%[5]s]
 cluster:
   name: test
   subsystem: %[4]s
   etcd: {endpoints: [%[6]s]}
   nodes:
-%[7]s`, b.name, b.dir, b.host, subNQN, partition, b.etcd, b.members, drive)
+%[7]s`, b.name, b.dir, b.host, subNQN, space, b.etcd, b.members, drive)
 	if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
 	}

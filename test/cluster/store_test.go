@@ -29,30 +29,19 @@ func (l *load) openStore() *store.Store {
 // runStore is a client of a Store: it needs to know nothing of nodes.
 func (l *load) runStore(s *store.Store) {
 	rng := rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
-	buf := make([]byte, maxValue)
 	for !l.over.Load() {
 		if rng.IntN(200) == 0 {
 			l.list(s)
 		}
 		k := rng.IntN(keys)
-		o := linear.Operation{Begin: now()}
 		if rng.IntN(2) == 0 || l.readOnly.Load() {
-			size, err := s.Get(context.Background(), key(k), buf)
-			switch {
-			case err == nil:
-				o.Value = l.decode(k, buf[:size])
-			case errors.Is(err, kv.ErrKeyNotFound):
-			case errors.Is(err, store.ErrUnavailable):
-				continue
-			default:
+			if err := l.readStore(s, k); err != nil && !errors.Is(err, store.ErrUnavailable) {
 				l.t.Errorf("reading key %d: %v", k, err)
 				return
 			}
-			o.End = now()
-			l.saw(k, o, time.Time{})
 			continue
 		}
-		o.Write, o.Value, o.End = true, l.value.Add(1), math.MaxInt64
+		o := linear.Operation{Begin: now(), Write: true, Value: l.value.Add(1), End: math.MaxInt64}
 		begin := time.Now()
 		switch err := s.Put(context.Background(), key(k), encode(o.Value)); {
 		case err == nil:
@@ -66,6 +55,22 @@ func (l *load) runStore(s *store.Store) {
 			return
 		}
 	}
+}
+
+// readStore reads a key by a Store.
+func (l *load) readStore(s *store.Store, k int) error {
+	o := linear.Operation{Begin: now()}
+	buf := make([]byte, maxValue)
+	size, err := s.Get(context.Background(), key(k), buf)
+	switch {
+	case err == nil:
+		o.Value = l.decode(k, buf[:size])
+	case !errors.Is(err, kv.ErrKeyNotFound):
+		return err
+	}
+	o.End = now()
+	l.saw(k, o, time.Time{})
+	return nil
 }
 
 // list lists the keys. Those that were written before are there once, as nothing is deleted.

@@ -29,23 +29,30 @@ type placement struct {
 	want    [][]PartitionID
 }
 
-// place returns the wanted partitions of each range. current are those that have been wanted so far; one that is not
-// usable loses its ranges. With fewer usable nodes than replicas a range has fewer.
-func place(nodes []Node, parts []Partition, usable []bool, replicas int, current [][]PartitionID) [][]PartitionID {
+// place returns the wanted partitions of each range. current are those that have been wanted so far, of which the first
+// serving ones of a range serve; one that is not usable loses its ranges. With fewer usable nodes than replicas a range
+// has fewer.
+func place(nodes []Node, parts []Partition, usable []bool, replicas int, current [][]PartitionID, serving []int) (
+	wanted [][]PartitionID) {
 	p := &placement{nodes: nodes, parts: parts, replicas: replicas, usable: usable, load: make([]int, len(parts)),
 		want: make([][]PartitionID, len(current))}
 	p.numberDomains()
 	p.setTargets()
+	kept := make([]int, len(current)) // of those that serve
 	for r, was := range current {
-		now := make([]PartitionID, 0, replicas)
-		for _, id := range was {
-			if len(now) < replicas && usable[id] && p.fits(now, id) {
+		now := make([]PartitionID, 0, max(replicas, len(was)))
+		for i, id := range was {
+			if usable[id] && p.fits(now, id) {
 				now = append(now, id)
 				p.load[id]++
+				if i < serving[r] {
+					kept[r]++
+				}
 			}
 		}
 		p.want[r] = now
 	}
+	p.shed(kept)
 	p.fill()
 	p.rebalance()
 	return p.want
@@ -130,6 +137,26 @@ func (p *placement) setTargets() {
 	for id := range p.parts {
 		if n := p.parts[id].Node; p.usable[id] && weight[n] > 0 {
 			p.target[id] = share[n] * float64(p.parts[id].Weight) / weight[n]
+		}
+	}
+}
+
+// shed takes from ranges with too many replicas those that do not serve, and then those of the partitions that have
+// most for their target: so the others need not move. serving is how many of a range's first ones serve.
+func (p *placement) shed(serving []int) {
+	for r := range p.want {
+		for len(p.want[r]) > p.replicas {
+			at := len(p.want[r]) - 1
+			if at < serving[r] {
+				serving[r]--
+				for i, id := range p.want[r] {
+					if p.relative(id, 0) > p.relative(p.want[r][at], 0) {
+						at = i
+					}
+				}
+			}
+			p.load[p.want[r][at]]--
+			p.want[r] = slices.Delete(p.want[r], at, at+1)
 		}
 	}
 }

@@ -206,6 +206,28 @@ func TestALostNodeMovesOnlyItsShare(t *testing.T) {
 	}
 }
 
+// TestFewerCopiesMoveHardlyAny: of each range one replica is dropped, so that what is left is even, also among the
+// partitions of a node. At most one of two hundred moves for that.
+func TestFewerCopiesMoveHardlyAny(t *testing.T) {
+	for _, c := range []struct{ nodes, parts, replicas, ranges int }{{3, 2, 3, 256}, {5, 4, 5, 1024}, {3, 1, 2, 64},
+		{20, 3, 4, 4096}} {
+		v := settle(t, cluster(c.nodes, c.parts, c.replicas, c.ranges))
+		for replicas := c.replicas - 1; replicas > 0; replicas-- {
+			next := *v
+			next.Replicas = replicas
+			after := settle(t, &next)
+			if n, _ := moved(v, after); n > c.ranges*replicas/200 {
+				t.Errorf("%+v: %d of %d members have moved for %d copies", c, n, c.ranges*replicas, replicas)
+			}
+			parts, _ := after.loads()
+			if lo, hi := slices.Min(parts), slices.Max(parts); hi-lo > 2 {
+				t.Errorf("%+v: with %d copies partitions have %d to %d ranges", c, replicas, lo, hi)
+			}
+			v = after
+		}
+	}
+}
+
 func TestTheReadsOfALostNodeSpreadOverAllOthers(t *testing.T) {
 	const nodes = 12
 	v := settle(t, cluster(nodes, 2, 3, 4096))

@@ -177,7 +177,7 @@ func (v *View) wanted(reports Reports) [][]PartitionID {
 		usable[i] = !p.ID.IsZero() && !p.Out && p.Weight > 0 && !v.Nodes[p.Node].Out &&
 			(!reports.Alive(p.Node) || reports.Usable(PartitionID(i)))
 	}
-	current := make([][]PartitionID, len(v.Chains))
+	current, serving := make([][]PartitionID, len(v.Chains)), make([]int, len(v.Chains))
 	members := make([]PartitionID, 0, len(v.Chains)*(v.Replicas+1))
 	for r, c := range v.Chains {
 		begin := len(members)
@@ -185,10 +185,13 @@ func (v *View) wanted(reports Reports) [][]PartitionID {
 			if m.State != Leaving {
 				members = append(members, m.Partition)
 			}
+			if m.State == Serving {
+				serving[r]++
+			}
 		}
 		current[r] = members[begin:len(members):len(members)]
 	}
-	return place(v.Nodes, v.Partitions, usable, v.Replicas, current)
+	return place(v.Nodes, v.Partitions, usable, v.Replicas, current, serving)
 }
 
 // Check verifies that the view can be used.
