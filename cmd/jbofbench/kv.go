@@ -28,6 +28,7 @@ type kvFlags struct {
 	cluster     []string
 	readFrom    string
 	hedge       time.Duration
+	readTimeout time.Duration
 	opTimeout   secondsFlag
 	files       []string
 	props       []string
@@ -140,6 +141,8 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 		"(that with most of its credit left), tail, or turn (each in turn)")
 	fl.DurationVar(&f.hedge, "hedge", 0, "with --cluster: ask a second member for what has not been read for so long; "+
 		"0: never")
+	fl.DurationVar(&f.readTimeout, "read_timeout", 500*time.Millisecond, "with --cluster: how long a member may "+
+		"take to answer a read before another one is asked instead")
 	f.opTimeout = secondsFlag(10 * time.Second)
 	fl.Var(&f.opTimeout, "op_timeout", "with --cluster: how long an operation is tried")
 	fl.StringVar(&f.embedded.Path, "embedded", "", "run a store in this process, on this file or block device, or on "+
@@ -352,7 +355,7 @@ var modes = []struct {
 	{"--target", []string{"nqn", "nsid", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits",
 		"spin", "exactly_once", "ctrl_loss_tmo"}},
 	{"--cluster", []string{"nqn", "hostnqn", "hostid", "hdr_digest", "data_digest", "keep_alive_tmo", "credits",
-		"read_from", "hedge", "op_timeout"}},
+		"read_from", "hedge", "read_timeout", "op_timeout"}},
 	{"--embedded", []string{"size", "format", "embedded_engine", "embedded_block", "keys_per_segment", "requests",
 		"durability"}},
 }
@@ -419,7 +422,7 @@ func (f *kvFlags) openCluster(c *cobra.Command, threads int) (ycsb.DB, error) {
 		conn.KATO = 0 // that of the package
 	}
 	o := cluster.Options{Addresses: f.cluster, SubNQN: f.nqn, Connection: conn, Hedge: f.hedge,
-		Timeout: time.Duration(f.opTimeout)}
+		ReadTimeout: f.readTimeout, Timeout: time.Duration(f.opTimeout)}
 	switch f.readFrom {
 	case "any":
 	case "tail":

@@ -27,6 +27,8 @@ simulated. The same seed gives the same figures, on any machine.
 load     latency and throughput by the number of operations under way (figure 6)
 crrs     reads at all replicas, and at the ChainTail only (-tail; figure 7)
 tokens   reads where most of the credit is left, and at all replicas in turn (-in-turn; figure 8)
+overload four times as many drives and eight times the operations: this scheduling, and none at all: reads at
+         all replicas in turn, without credits, drives that take whatever comes (-off; figure 8)
 change   a box joins, leaves or dies (figure 9)
 hot-key  writes of one key, and with its chain locked for each (-locked)
 

@@ -81,6 +81,8 @@ type Scenario struct {
 	// NoTokens: hosts send what they want when they want.
 	NoTokens bool
 	Choice   flowctl.Choice
+	// FIFO: drives take requests in order of arrival, as many as come, instead of keeping to what they do well with.
+	FIFO bool
 	// Locked: one write of a key at a time is in its chain, as if it were locked.
 	Locked bool
 	// NetworkNS is the time of a message from box to box, or between a host and a box.

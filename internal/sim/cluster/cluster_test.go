@@ -93,6 +93,7 @@ func TestWhatMethodsGain(t *testing.T) {
 	}{
 		{"crrs/C-zipf0.99-1-chain", "crrs/C-zipf0.99-1-chain-tail", 2.5},
 		{"hot-key/writes", "hot-key/writes-locked", 5},
+		{"overload/B", "overload/B-off", 1.2},
 	} {
 		a, b := l.mustRun(t, brief(t, c.name)), l.mustRun(t, brief(t, c.base))
 		gain := a.OpsPerSec / b.OpsPerSec
@@ -113,7 +114,7 @@ func TestABoxJoinsLeavesAndDies(t *testing.T) {
 		t.Run(string(e), func(t *testing.T) {
 			t.Parallel()
 			r := l.mustRun(t, brief(t, "change/B-"+string(e)))
-			kept, full := r.kept()
+			kept, _, full := r.kept()
 			t.Logf("%.0f %% left, all copies after %.1f s, %d KiB copied", 100*kept, full, r.FilledBytes>>10)
 			if kept < least || full <= 0 || full > 3 || len(r.Series) < 4 || r.FilledBytes < 2<<20 {
 				t.Errorf("%.0f %% left, want %.0f; all copies after %.1f s; series %v, %d bytes copied", 100*kept,
@@ -151,6 +152,11 @@ func TestVerdicts(t *testing.T) {
 			}
 		})
 	}
+	overload := func(off bool, ops float64) *Result {
+		r := token(off, ops)
+		r.Scenario.Row, r.Scenario.Name, r.Scenario.FIFO = "overload", "B"+onOff(off, "-off"), off
+		return r
+	}
 	for _, c := range []struct {
 		name     string
 		results  []*Result
@@ -162,8 +168,9 @@ func TestVerdicts(t *testing.T) {
 		{"CRRS, a long tail", []*Result{crrs(true, 100, 100), crrs(false, 260, 60)}, "2.60 times, p99.9 -40 %", false},
 		{"tokens", []*Result{token(false, 141), token(true, 100)}, "+41 %, p99.9 -40 %", true},
 		{"tokens, too slow", []*Result{token(false, 139), token(true, 100)}, "+39 %, p99.9 -40 %", false},
-		{"join", []*Result{event(90, 110, 80, 76)}, "76 % left", true},
-		{"join, a dip", []*Result{event(90, 110, 74, 120)}, "74 % left", false},
+		{"overload", []*Result{overload(false, 141), overload(true, 100)}, "+41 %, p99.9 -40 %", true},
+		{"join", []*Result{event(90, 110, 80, 76)}, "76 % left, 76 % at last", true},
+		{"join, a dip", []*Result{event(90, 110, 74, 120)}, "74 % left, 120 % at last", false},
 	} {
 		v := Verdicts(c.results)
 		if len(v) != 1 || !strings.HasPrefix(v[0].Measured, c.measured) || v[0].Met != c.met || v[0].Paper == "" {

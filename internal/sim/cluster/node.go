@@ -57,8 +57,11 @@ func (r *run) newNode(id int) (*node, error) {
 	}
 	size := r.lab.sizeBytes
 	n.dev = newDevice(r.sim, fmt.Sprint("ssd", id), r.lab.drive.Clone(), size)
-	if n.drive, err = drive.New(drive.Config{Device: n.dev, Pool: n.pool, Env: r.sim,
-		Policy: jbof.New(jbof.Config{Profile: r.lab.profile})}); err != nil {
+	cfg := drive.Config{Device: n.dev, Pool: n.pool, Env: r.sim}
+	if !r.sc.FIFO {
+		cfg.Policy = jbof.New(jbof.Config{Profile: r.lab.profile})
+	}
+	if n.drive, err = drive.New(cfg); err != nil {
 		return nil, err
 	}
 	id16 := uuid.UUID{2, byte(id)}
