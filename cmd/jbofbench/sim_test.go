@@ -51,8 +51,8 @@ func TestSimSaysHowLongItTakesAndEndsWithAVerdict(t *testing.T) {
 		t.Errorf("status %d, %s", status, stderr)
 	}
 	_, verdict, ok := strings.Cut(out, "\nVerdict: ")
-	if lines := strings.Split(strings.TrimSpace(verdict), "\n"); !ok || len(lines) != 3 ||
-		!strings.HasPrefix(lines[2], "fifo ") {
+	if lines := strings.Split(strings.TrimSpace(verdict), "\n"); !ok || len(lines) != 4 ||
+		!strings.HasPrefix(lines[3], "fifo ") {
 		t.Errorf("%s", out)
 	}
 }
