@@ -358,8 +358,15 @@ func (n *Node) see(m *Map, out *Actions) {
 		n.unserved.admittedNS = n.now
 	}
 	n.newest, out.Changed = m, true
-	if addresses := n.etcd.addresses; len(addresses) > 2*len(m.Admitted)+16 {
-		maps.DeleteFunc(addresses, func(i Incarnation, _ string) bool { return !m.admits(i) })
+	if addresses := n.etcd.addresses; len(addresses) > 2*max(len(m.Admitted), len(n.etcd.nodes))+16 {
+		keep := map[Incarnation]bool{} // who is registered may be admitted later
+		for _, i := range m.Admitted {
+			keep[i] = true
+		}
+		for _, reg := range n.etcd.nodes {
+			keep[reg.incarnation] = true
+		}
+		maps.DeleteFunc(addresses, func(i Incarnation, _ string) bool { return !keep[i] })
 	}
 	if !m.admits(n.cfg.Incarnation) {
 		n.active, n.until = nil, 0

@@ -1,5 +1,10 @@
 package cluster
 
+import (
+	"cmp"
+	"slices"
+)
+
 // A manager that reaches etcd stamps, whether other nodes hear it or not. One that most nodes do not hear is replaced
 // by one of them. A node that gets no authority cannot tell which of the two is cut off. So it sends its reports to
 // other nodes, too; one that gets no authority either, and has such reports of most of the nodes, takes over. Where
@@ -24,8 +29,10 @@ type unserved struct {
 
 const (
 	maxTerms = 3
-	// maxTold is how many nodes an unserved node tells: those after the manager in the view. All nodes together send to
-	// each of them as much as they send to a manager.
+	// maxTold is how many nodes an unserved node tells, the same ones as all others. All nodes together send to each of
+	// them as much as they send to a manager. One of them has to be unserved, too, to hear the others and to be heard by
+	// them. So they are drawn by the term: nodes that are cut off together are neighbours in the view most likely, as
+	// they are in a rack. Of more than half of the nodes, 2^-16 is the chance that none is drawn.
 	maxTold = 16
 )
 
@@ -52,25 +59,31 @@ func (n *Node) unservedNS() int64 {
 
 // tellOthers sends a report to other nodes than the manager. It promises them nothing more.
 func (n *Node) tellOthers(r *Report, out *Actions) {
-	admitted := n.newest.Admitted
-	first := 0
-	for i, inc := range admitted {
-		if inc == n.manager.Incarnation {
-			first = i
-		}
-	}
-	told := 0
-	for k := range admitted {
-		i := (first + k) % len(admitted)
-		inc := admitted[i]
-		if inc == 0 || inc == n.cfg.Incarnation || inc == n.manager.Incarnation || told == maxTold {
-			continue
-		}
-		if address := n.etcd.addresses[inc]; address != "" {
+	for _, inc := range n.told() {
+		if address := n.etcd.addresses[inc]; address != "" && inc != n.cfg.Incarnation {
 			out.Sends = append(out.Sends, Send{To: address, Message: Message{Report: r}})
-			told++
 		}
 	}
+}
+
+// told returns the processes that unserved nodes tell: those of all nodes but the manager, or maxTold of them.
+func (n *Node) told() []Incarnation {
+	all := slices.DeleteFunc(slices.Clone(n.newest.Admitted), func(i Incarnation) bool {
+		return i == 0 || i == n.manager.Incarnation
+	})
+	if len(all) <= maxTold {
+		return all
+	}
+	draw := func(i Incarnation) uint64 { return mix(mix(n.term) ^ uint64(i)) }
+	slices.SortFunc(all, func(a, b Incarnation) int { return cmp.Compare(draw(a), draw(b)) })
+	return all[:maxTold]
+}
+
+// mix is a bijection that scatters its argument: the finalizer of splitmix64.
+func mix(x uint64) uint64 {
+	x = (x ^ x>>30) * 0xBF58476D1CE4E5B9
+	x = (x ^ x>>27) * 0x94D049BB133111EB
+	return x ^ x>>31
 }
 
 // overheard takes a report that is for the manager, which this node is not.

@@ -1,6 +1,9 @@
 package cluster
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // together runs until all nodes but some serve, by a view without those. It returns how long that took, and for how
 // long one of them had no authority.
@@ -76,6 +79,47 @@ func TestAManagerThatMostNodesDoNotHearIsReplaced(t *testing.T) {
 	t.Logf("at most %d ms, %d without authority", longest/ms, longestWithout/ms)
 	if longestWithout > lease/2 {
 		t.Errorf("the others have no authority for %d ms", longestWithout/ms)
+	}
+}
+
+// TestAManagerIsReplacedInALargeCluster: one of 40 nodes, more than an unserved one tells, is cut off from a majority,
+// first from that which is behind it in the view, then from that which is before it, then from any. Those that it hears
+// follow the one that has taken over.
+func TestAManagerIsReplacedInALargeCluster(t *testing.T) {
+	const nodes = 40
+	w := healthyWorld(t, nodes, 3)
+	for round := range 3 {
+		x := w.leader()
+		var behind []*node // in the view
+		m := w.views[w.epoch]
+		first := w.indexOf(x)
+		for k := 1; k < nodes; k++ {
+			i := slices.IndexFunc(w.nodes, func(n *node) bool { return n.name == m.Nodes[(first+k)%nodes].Name })
+			behind = append(behind, w.nodes[i])
+		}
+		switch round {
+		case 1:
+			slices.Reverse(behind)
+		case 2:
+			w.rng.Shuffle(len(behind), func(i, k int) { behind[i], behind[k] = behind[k], behind[i] })
+		}
+		for _, n := range behind[:nodes/2+1] {
+			w.cut[[2]int{n.id, x.id}], w.cut[[2]int{x.id, n.id}] = true, true
+		}
+		managers, epoch := w.takeover, w.epoch
+		begin := w.sim.Now()
+		for w.leader() == x || w.takeover == managers {
+			if w.run(5 * ms); w.sim.Now()-begin > 2*lease {
+				t.Fatalf("round %d: the manager is not replaced, and epoch %d follows %d", round, w.epoch, epoch)
+			}
+		}
+		t.Logf("round %d: replaced after %d ms", round, (w.sim.Now()-begin)/ms)
+		w.run(20 * lease)
+		if w.takeover != managers+1 {
+			t.Errorf("%d managers have replaced the first one, want 1", w.takeover-managers)
+		}
+		clear(w.cut)
+		w.settle(40 * lease)
 	}
 }
 
