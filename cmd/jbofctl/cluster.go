@@ -338,8 +338,9 @@ serve from then on, and what is written on one side is lost.`,
 }
 
 func waitFlag(c *cobra.Command, wait *bool) {
-	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies and this node takes part, "+
-		"without a time limit unless --timeout is given; on a terminal, show how many have")
+	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies, this node takes part "+
+		"and the nodes are connected to each other, without a time limit unless --timeout is given; on a terminal, show "+
+		"how many have")
 }
 
 // changeCluster makes a change and, if wanted, waits until it has taken effect.
@@ -418,6 +419,8 @@ func settled(a *admin.Cluster, what admin.ChangeCluster) (done, of int, missing 
 		return 0, max(of, 1), "the view does not say so yet"
 	case done < of:
 		return done, of, fmt.Sprintf("%d of %d ranges have all their copies", done, of)
+	case !a.Ready:
+		return done - 1, of, "the nodes are not connected to each other yet"
 	}
 	return done, of, ""
 }

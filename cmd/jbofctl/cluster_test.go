@@ -34,7 +34,7 @@ func moving(t *testing.T, ranges int) (socket string, changes chan admin.ChangeC
 			return
 		}
 		done := min(int(asked.Add(1)), ranges)
-		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Node: "n1", Replicas: 3,
+		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Node: "n1", Replicas: 3, Ready: true,
 			Ranges: admin.ClusterRanges{Total: ranges, Full: done},
 			Nodes:  []admin.ClusterNode{{Name: "n1", Out: true, Replicas: ranges - done}, {Name: "n2"}}})
 	})), changes
@@ -129,6 +129,9 @@ func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 			Nodes: []admin.ClusterNode{{Name: "a", Out: true, Replicas: 2}}}, admin.ChangeCluster{Drain: "a"},
 			"node a has 2 replicas"},
 		{admin.Cluster{Ranges: admin.ClusterRanges{Total: 4, Full: 4},
+			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Drain: "a"},
+			"the nodes are not connected to each other yet"},
+		{admin.Cluster{Ready: true, Ranges: admin.ClusterRanges{Total: 4, Full: 4},
 			Nodes: []admin.ClusterNode{{Name: "a", Out: true}}}, admin.ChangeCluster{Drain: "a"}, ""},
 	} {
 		if _, _, got := settled(&c.a, c.what); got != c.want {
@@ -143,7 +146,8 @@ func TestAWaitOutlastsTheRestartOfTheDaemon(t *testing.T) {
 	lookEvery = time.Millisecond
 	var asked atomic.Int64
 	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		a := admin.Cluster{APIVersion: admin.Version, Replicas: 1, Ranges: admin.ClusterRanges{Total: 4, Full: 4}}
+		a := admin.Cluster{APIVersion: admin.Version, Replicas: 1, Ready: true,
+			Ranges: admin.ClusterRanges{Total: 4, Full: 4}}
 		switch n := asked.Add(1); {
 		case n <= 3:
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -36,6 +36,9 @@ type Cluster struct {
 	RunsEtcd bool `json:"runsEtcd"`
 	// Problem is what keeps that node from taking part, or the map from changing.
 	Problem string `json:"problem,omitempty"`
+	// Ready: all nodes that are up act on the newest view and are connected to each other, as the manager knows. Then a
+	// write of any key of a range that is served is carried out at once.
+	Ready bool `json:"ready"`
 	// Epoch is that of the newest view that the node has seen, ActiveEpoch that of the view on which it acts; 0: none.
 	Epoch       uint64 `json:"epoch"`
 	ActiveEpoch uint64 `json:"activeEpoch"`

@@ -186,6 +186,8 @@ type Report struct {
 	Incarnation   Incarnation
 	// Seen is the epoch of the newest view that the node has seen. It does not serve what that takes from it.
 	Seen view.Epoch
+	// Connected: the node acts on that view, and is connected to all that it admits, as their host and as a target.
+	Connected bool
 	// Version counts the changes of what follows, which is there only if Full is set: if the manager has an older one.
 	Version uint64
 	Full    bool
@@ -214,6 +216,8 @@ type Answer struct {
 	// Epoch is that of the newest view. Acts: it acts. Granted: the node has authority.
 	Epoch         view.Epoch
 	Acts, Granted bool
+	// Ready: the view acts, and all nodes that it admits say that they are Connected.
+	Ready bool
 	// Version is that of the node's reports that the manager has.
 	Version uint64
 	// View is the record of the newest view, if the node has not seen it.

@@ -22,6 +22,8 @@ type lead struct {
 	processes      map[Incarnation]*process
 	// acts: the newest view acts.
 	acts bool
+	// ready: it did when all nodes were heard last, and all were connected to each other.
+	ready bool
 	// candidates are views that were sent to etcd and may be there, or come to be there.
 	candidates []candidate
 	// changed: what the next view depends on has changed.
@@ -41,7 +43,10 @@ type process struct {
 	// earlier managers have given to it is for reports before its first one of this term.
 	firstNS, heardNS, grantedNS int64
 	// echoNS is the newest of the manager's stamps that it has echoed.
-	echoNS   int64
+	echoNS int64
+	// connected is Report.Connected of the last report.
+	connected bool
+
 	seen     view.Epoch
 	version  uint64
 	ranges   map[rangeOf]view.Report
@@ -117,7 +122,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 	}
 	a := &Answer{Term: n.term, Manager: n.self(), To: r.Incarnation, Stamp: n.now}
 	if n.newest != nil {
-		a.Epoch, a.Acts = n.newest.Epoch, l.acts
+		a.Epoch, a.Acts, a.Ready = n.newest.Epoch, l.acts, l.ready
 	}
 	if r.Term < n.term {
 		n.send(r.Address, a, out)
@@ -134,7 +139,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 		l.processes[r.Incarnation] = p
 		l.changed = true
 	}
-	p.Address, p.heardNS = r.Address, n.now
+	p.Address, p.heardNS, p.connected = r.Address, n.now, r.Connected
 	if r.Echo <= n.now {
 		p.echoNS = max(p.echoNS, r.Echo)
 	}
@@ -302,6 +307,7 @@ func (n *Node) manage(out *Actions) {
 	}
 	if n.now >= l.helloNS {
 		l.helloNS = n.now + n.t.report
+		l.ready = l.acts && n.allConnected()
 		n.tell(out, false)
 		n.forget()
 	}
@@ -343,6 +349,17 @@ func (n *Node) tell(out *Actions, all bool) {
 
 func (n *Node) hello(to Incarnation) *Answer {
 	return &Answer{Term: n.term, Manager: n.self(), To: to, Stamp: n.now, Epoch: n.newest.Epoch, Acts: n.lead.acts}
+}
+
+// allConnected reports whether all processes that the newest view admits say that they are connected to each other.
+func (n *Node) allConnected() bool {
+	for _, i := range n.newest.Admitted {
+		if p := n.lead.processes[i]; i != 0 && (p == nil || !p.connected || p.seen != n.newest.Epoch ||
+			n.now-p.heardNS >= n.t.authority) {
+			return false
+		}
+	}
+	return true
 }
 
 // forget removes what is known of processes that are gone.

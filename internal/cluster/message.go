@@ -10,7 +10,7 @@ import (
 // Messages have the header of records. What follows it is
 //
 //	"JBCP" Report   u64 term, u64 sequence number, i64 echo, 16 B cluster, u16 protocol, name, address,
-//	                u64 incarnation, u64 epoch seen, u64 version, u8 1 if it is full; and if it is,
+//	                u64 incarnation, u64 epoch seen, u64 version, u8 flags; and if it is full,
 //	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch;
 //	                uvarint n, n u16 partitions that cannot be used
 //	"JBCA" Answer   u64 term, u64 incarnation, name and address of the manager, u64 incarnation of the receiver,
@@ -32,6 +32,10 @@ const (
 
 	flagActs    = 1
 	flagGranted = 2
+	flagReady   = 4
+
+	flagFull      = 1
+	flagConnected = 2
 )
 
 // MaxMessageBytes is the length of the longest message, which has a report of all ranges or a view. A view must fit a
@@ -52,10 +56,14 @@ func (r *Report) encode() []byte {
 	b = appendString(appendString(le.AppendUint16(b, r.Protocol), r.Name), r.Address)
 	b = le.AppendUint64(le.AppendUint64(b, uint64(r.Incarnation)), uint64(r.Seen))
 	b = le.AppendUint64(b, r.Version)
-	if !r.Full {
-		return seal(append(b, 0))
+	flags := byte(0)
+	if r.Connected {
+		flags |= flagConnected
 	}
-	b = binary.AppendUvarint(append(b, 1), uint64(len(r.Ranges)))
+	if !r.Full {
+		return seal(append(b, flags))
+	}
+	b = binary.AppendUvarint(append(b, flags|flagFull), uint64(len(r.Ranges)))
 	for _, e := range r.Ranges {
 		b = le.AppendUint32(le.AppendUint16(b, uint16(e.Partition)), uint32(e.Range))
 		b = le.AppendUint64(append(b, byte(e.Local)), uint64(e.Epoch))
@@ -78,6 +86,9 @@ func (a *Answer) encode() []byte {
 	}
 	if a.Granted {
 		flags |= flagGranted
+	}
+	if a.Ready {
+		flags |= flagReady
 	}
 	b = append(le.AppendUint64(append(b, flags), a.Version), byte(a.Refused))
 	return seal(append(binary.AppendUvarint(b, uint64(len(a.View))), a.View...))
@@ -111,7 +122,9 @@ func decodeReport(b []byte) (*Report, error) {
 	}
 	r := &Report{Term: d.u64(), Seq: d.u64(), Echo: int64(d.u64()), Cluster: d.uuid(), Protocol: d.u16(),
 		Name: d.name(), Address: d.name(), Incarnation: Incarnation(d.u64()), Seen: view.Epoch(d.u64()),
-		Version: d.u64(), Full: d.below(2) == 1}
+		Version: d.u64()}
+	flags := d.below(2 * flagConnected)
+	r.Full, r.Connected = flags&flagFull != 0, flags&flagConnected != 0
 	if r.Full {
 		for range d.count(rangeReportBytes) {
 			e := RangeReport{Partition: view.PartitionID(d.u16()), Range: int(d.u32())}
@@ -133,8 +146,8 @@ func decodeAnswer(b []byte) (*Answer, error) {
 	}
 	a := &Answer{Term: d.u64(), Manager: Identity{Incarnation: Incarnation(d.u64()), Name: d.name(), Address: d.name()},
 		To: Incarnation(d.u64()), Seq: d.u64(), Stamp: int64(d.u64()), Epoch: view.Epoch(d.u64())}
-	flags := d.below(2 * flagGranted)
-	a.Acts, a.Granted = flags&flagActs != 0, flags&flagGranted != 0
+	flags := d.below(2 * flagReady)
+	a.Acts, a.Granted, a.Ready = flags&flagActs != 0, flags&flagGranted != 0, flags&flagReady != 0
 	a.Version, a.Refused = d.u64(), Refusal(d.below(byte(NodeForgotten)+1))
 	if n := d.count(1); n > 0 {
 		a.View = d.take(uint64(n))

@@ -17,7 +17,7 @@ func someMessages() []*Message {
 	r := Report{Term: 8, Seq: 21, Echo: 98, Cluster: uuid.UUID{1}, Protocol: Protocol, Name: "b", Address: "h:2",
 		Incarnation: NewIncarnation(3, 7), Seen: 5, Version: 2}
 	full := r
-	full.Full = true
+	full.Full, full.Connected = true, true
 	full.Ranges = []RangeReport{
 		{Partition: 3, Range: 9, Report: view.Report{Local: view.Complete, Epoch: 4}},
 		{Partition: 1 << 15, Range: view.MaxRanges - 1, Report: view.Report{Local: view.Absent, Epoch: 1 << 60}}}
@@ -25,7 +25,7 @@ func someMessages() []*Message {
 	a := Answer{Term: 8, Manager: Identity{Name: "a", Address: "h:1", Incarnation: 9}, To: 7, Seq: 21, Stamp: 99,
 		Epoch: 5, Acts: true, Granted: true, Version: 2}
 	refused := a
-	refused.Acts, refused.Granted, refused.Refused = false, false, NameTaken
+	refused.Acts, refused.Granted, refused.Ready, refused.Refused = false, false, true, NameTaken
 	refused.View = someMap().Encode()
 	return []*Message{{Report: &r}, {Report: &full}, {Answer: &a}, {Answer: &refused}}
 }

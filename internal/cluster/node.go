@@ -97,6 +97,10 @@ type Node struct {
 	version, known uint64
 	ranges         []RangeReport
 	unusable       []view.PartitionID
+	// connected is what SetConnected has said.
+	connected view.Epoch
+	// ready is what the manager has answered last about the newest view.
+	ready bool
 
 	unserved unserved
 	// lead is what the node has as the manager, nil if another one is.
@@ -174,6 +178,20 @@ func (n *Node) SetReport(now int64, ranges []RangeReport, unusable []view.Partit
 	n.reportNS = n.now
 	n.turn(out)
 }
+
+// SetConnected says that the node acts on the view of an epoch, and is connected to all nodes that it admits, in both
+// directions; 0: it is not.
+func (n *Node) SetConnected(now int64, epoch view.Epoch, out *Actions) {
+	n.advance(now)
+	if n.connected != epoch {
+		n.connected, n.reportNS = epoch, n.now
+	}
+	n.turn(out)
+}
+
+// Ready reports whether all nodes that the newest view admits act on it and are connected to each other, as the manager
+// has said last.
+func (n *Node) Ready() bool { return n.ready }
 
 // Newest is the newest view that the node has seen, nil if there is none.
 func (n *Node) Newest() *Map { return n.newest }
@@ -270,6 +288,7 @@ func (n *Node) report(out *Actions) {
 		Address: n.cfg.Address, Incarnation: n.cfg.Incarnation, Version: n.version}
 	if n.newest != nil {
 		r.Seen = n.newest.Epoch
+		r.Connected = n.connected == r.Seen
 	}
 	if n.known != n.version {
 		r.Full, r.Ranges, r.Unusable = true, n.ranges, n.unusable
@@ -289,7 +308,7 @@ func (n *Node) follow(term uint64, id Identity) {
 	invariants.Check(term > n.term, "cluster: the term goes back")
 	n.unserved.follow(n.now, n.granted)
 	n.term, n.manager, n.echo, n.known, n.reportNS = term, id, 0, 0, n.now
-	n.lead = nil
+	n.lead, n.ready = nil, false
 }
 
 // answer takes an answer of the manager.
@@ -332,6 +351,7 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 		return
 	}
 	n.known = a.Version
+	n.ready = a.Ready && n.newest != nil && n.newest.Epoch == a.Epoch
 	switch a.Refused {
 	case OtherCluster:
 		n.setProblem(fmt.Errorf("%w: the manager %s has another cluster than this node, %s", ErrForeign,
@@ -358,6 +378,7 @@ func (n *Node) see(m *Map, out *Actions) {
 		n.unserved.admittedNS = n.now
 	}
 	n.newest, out.Changed = m, true
+	n.ready = false
 	if addresses := n.etcd.addresses; len(addresses) > 2*max(len(m.Admitted), len(n.etcd.nodes))+16 {
 		keep := map[Incarnation]bool{} // who is registered may be admitted later
 		for _, i := range m.Admitted {
@@ -373,7 +394,7 @@ func (n *Node) see(m *Map, out *Actions) {
 	}
 	n.reportNS = n.now
 	if l := n.lead; l != nil {
-		l.acts, l.record, l.changed = false, nil, true
+		l.acts, l.ready, l.record, l.changed = false, false, nil, true
 	}
 }
 

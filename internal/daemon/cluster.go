@@ -45,6 +45,8 @@ type clusterAccess struct {
 	Node *Node
 	// Report tells the manager what the node has of its ranges: see member.Member.SetReport.
 	Report func(ranges []cluster.RangeReport)
+	// Connected is member.Member.SetConnected.
+	Connected func(epoch view.Epoch)
 	// Authority is member.Member's: until when State.Serves may be relied on, by member.Now. 0 before the membership
 	// has begun and after it has ended.
 	Authority func() int64
@@ -126,7 +128,8 @@ func (n *Node) startCluster() (err error) {
 		}
 		n.closing(func() { within(etcdStop, c.endServer()) })
 	}
-	c.host, err = newReplicaNode(clusterAccess{Node: n, Report: c.report, Authority: c.authority})
+	c.host, err = newReplicaNode(clusterAccess{Node: n, Report: c.report, Connected: c.connected,
+		Authority: c.authority})
 	if err != nil {
 		return err
 	}
@@ -474,6 +477,13 @@ func (c *clusterMember) report(ranges []cluster.RangeReport) {
 	c.ranges = ranges
 	c.mu.Unlock()
 	c.tell()
+}
+
+// connected takes of which view this node is connected to all nodes.
+func (c *clusterMember) connected(epoch view.Epoch) {
+	if m := c.running.Load(); m != nil {
+		m.SetConnected(epoch)
+	}
 }
 
 // tell tells the manager what the node has.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -159,6 +160,14 @@ func TestThreeNodesAreACluster(t *testing.T) {
 		!strings.Contains(err.Error(), "there is a cluster") {
 		t.Errorf("a second cluster: %v", err)
 	}
+	// What is ready takes writes of all keys, at the first attempt.
+	eventually(t, "the cluster is ready", func() error {
+		if a := nodes[2].cluster(); up(a) != 3 || a.Ranges.Full != 128 || !a.Ready {
+			return fmt.Errorf("%+v", a)
+		}
+		return nil
+	})
+	keysOf(nodes).storedAtOnce(t, 200)
 	agree(t, "a cluster of three", nodes, func(a admin.Cluster) error {
 		if up(a) != 3 || len(a.Partitions) != 3 || a.Ranges.Total != 128 || a.Replicas != 2 || a.Ranges.Full != 128 {
 			return fmt.Errorf("%+v", a)
@@ -340,6 +349,26 @@ func (ns replicatedKeys) stored(t *testing.T, key, value string) {
 		}
 		return err
 	})
+}
+
+// storedAtOnce puts so many keys, each at the node that takes it. Nothing is tried twice.
+func (ns replicatedKeys) storedAtOnce(t *testing.T, keys int) {
+	t.Helper()
+	for i := range keys {
+		var errs error
+		for _, n := range ns {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := n.Put(ctx, fmt.Appendf(nil, "first%d", i), []byte("value"))
+			if cancel(); err == nil {
+				errs = nil
+				break
+			}
+			errs = errors.Join(errs, err)
+		}
+		if errs != nil {
+			t.Errorf("key %d: %v", i, errs)
+		}
+	}
 }
 
 func (ns replicatedKeys) read(t *testing.T, key, value string, copies int) {

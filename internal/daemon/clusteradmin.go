@@ -393,7 +393,7 @@ func (c *clusterMember) describe() admin.Cluster {
 	}
 	var settings *cluster.Settings
 	if m, s, _ := c.state(); m != nil {
-		a.Manager, settings = s.Manager, s.Settings
+		a.Manager, a.Ready, settings = s.Manager, m.Ready() && a.Problem == "", s.Settings
 		if s.Active != nil {
 			a.ActiveEpoch, a.AuthorityMS = uint64(s.Active.Epoch), max((m.Authority()-member.Now())/1e6, 0)
 		}

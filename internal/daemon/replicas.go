@@ -10,6 +10,7 @@ import (
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
+	"jbofd/internal/cluster/view"
 	"jbofd/internal/config"
 	"jbofd/internal/crrs"
 	"jbofd/internal/kvstore"
@@ -56,6 +57,10 @@ type replicaNode struct {
 	// hosts are the nodes of views, and whether they are connected to this one as hosts. lookNS is when to look again.
 	hosts  map[string]bool
 	lookNS int64
+
+	// reaching guards reached, the nodes of which peers has said that they can be reached.
+	reaching sync.Mutex
+	reached  map[string]bool
 }
 
 // newReplicaNode makes what runs the replicas; it connects to nobody before the first view.
@@ -63,7 +68,8 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
 	cfg, self := n.cfg.Cluster, n.cfg.Node.Name
 	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
-		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{}}
+		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{},
+		reached: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
 		Nodes: peerNodes(cfg.Nodes, cfg.Subsystem), LocalAddress: hostAddress(n.cfg),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
@@ -153,6 +159,7 @@ var peerOpcodes = []uint8{nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, 
 
 // connected is told by peers that a node can be reached.
 func (r *replicaNode) connected(node string) {
+	r.setReached(node, true)
 	for _, g := range r.all() {
 		g.NodeReachable(node)
 	}
@@ -160,6 +167,7 @@ func (r *replicaNode) connected(node string) {
 
 // disconnected is told by peers that a node cannot be reached.
 func (r *replicaNode) disconnected(node string, l peers.Loss) {
+	r.setReached(node, false)
 	for _, g := range r.all() {
 		g.NodeUnreachable(node, l)
 	}
@@ -186,6 +194,37 @@ func (r *replicaNode) setState(s *member.State) {
 		r.publishLocked()
 	}
 	r.lookForHostsLocked()
+	r.access.Connected(r.connectedInLocked(s))
+}
+
+func (r *replicaNode) setReached(node string, is bool) {
+	r.reaching.Lock()
+	defer r.reaching.Unlock()
+	r.reached[node] = is
+}
+
+// connectedInLocked returns the epoch of the view on which this node acts, if it is the newest one and this node is
+// connected to all that it admits and that have partitions, in both directions; otherwise 0. The caller holds viewing.
+func (r *replicaNode) connectedInLocked(s *member.State) view.Epoch {
+	m := s.Active
+	if m == nil || m != s.Newest {
+		return 0
+	}
+	has := make([]bool, len(m.Nodes))
+	for i := range m.Partitions {
+		if !m.Partitions[i].ID.IsZero() {
+			has[m.Partitions[i].Node] = true
+		}
+	}
+	r.reaching.Lock()
+	defer r.reaching.Unlock()
+	for i := range m.Nodes {
+		name := m.Nodes[i].Name
+		if m.Admitted[i] != 0 && has[i] && name != r.self && !(r.reached[name] && r.hosts[name]) {
+			return 0
+		}
+	}
+	return m.Epoch
 }
 
 // checkNodes finds what is wrong with nodes.

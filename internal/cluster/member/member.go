@@ -64,6 +64,10 @@ type Member struct {
 	state atomic.Pointer[State]
 	// until is the authority, 0 after Close.
 	until atomic.Int64
+	ready atomic.Bool
+	// connected is what SetConnected has said last; linked has a value if it is new.
+	connected atomic.Uint64
+	linked    chan struct{}
 
 	calls    chan func(now int64, out *cluster.Actions)
 	messages chan *cluster.Message
@@ -112,7 +116,7 @@ func Start(cfg Config) (*Member, error) {
 		cfg.Etcd.Log = cfg.Log
 	}
 	m := &Member{calls: make(chan func(int64, *cluster.Actions)), messages: make(chan *cluster.Message, maxMessages),
-		reported: make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
+		reported: make(chan struct{}, 1), linked: make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
 		grown: make(chan struct{}, 1)}
 	if err := m.start(cfg, lease); err != nil {
 		m.Close()
@@ -195,6 +199,16 @@ func (m *Member) SetReport(ranges []cluster.RangeReport, unusable []view.Partiti
 	signal(m.reported)
 }
 
+// SetConnected is cluster.Node's. It does not wait.
+func (m *Member) SetConnected(epoch view.Epoch) {
+	if m.connected.Swap(uint64(epoch)) != uint64(epoch) {
+		signal(m.linked)
+	}
+}
+
+// Ready is cluster.Node's.
+func (m *Member) Ready() bool { return m.ready.Load() }
+
 // signal gives a channel a value unless it has one.
 func signal(c chan struct{}) {
 	select {
@@ -226,6 +240,10 @@ func (m *Member) run() {
 		case call = <-m.calls:
 		case msg := <-m.messages:
 			call = func(now int64, out *cluster.Actions) { m.node.Receive(now, msg, out) }
+		case <-m.linked:
+			call = func(now int64, out *cluster.Actions) {
+				m.node.SetConnected(now, view.Epoch(m.connected.Load()), out)
+			}
 		case <-m.reported:
 			m.mu.Lock()
 			r := m.report
@@ -268,6 +286,7 @@ func (m *Member) publish(out *cluster.Actions) {
 		s = last
 	}
 	m.until.Store(m.node.Authority())
+	m.ready.Store(m.node.Ready())
 	if s.Newest != nil && uint64(s.Newest.Epoch) > m.epoch.Load() {
 		m.epoch.Store(uint64(s.Newest.Epoch))
 		signal(m.grown)
