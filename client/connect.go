@@ -52,7 +52,7 @@ type wire struct {
 func (a *association) openWire(ctx context.Context, w wire) (c hostconn.Conn, err error) {
 	if a.opts.Transport == RDMA {
 		c, err = hostverbs.Dial(ctx, hostverbs.Config{
-			Address: a.opts.Address, QID: w.qid, CNTLID: a.cntlid, Depth: w.depth,
+			Address: a.opts.Address, LocalAddress: a.opts.LocalAddress, QID: w.qid, CNTLID: a.cntlid, Depth: w.depth,
 			InCapsuleBytes: a.inCapsuleFor(w.qid),
 			Direct:         w.direct, Memory: a.opts.memory,
 		})

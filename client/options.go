@@ -27,7 +27,8 @@ type Options struct {
 	// Transport is "tcp" or "rdma". Default: that of Address, else "tcp". RDMA needs a program that is built with the
 	// tag rdma.
 	Transport string
-	// LocalAddress is the address of this machine that connections come from; the zero Addr: any. TCP only.
+	// LocalAddress is the address of this machine that connections come from; the zero Addr: any. Over RDMA, a device
+	// has it.
 	LocalAddress netip.Addr
 	// SubNQN is the NQN of the subsystem.
 	SubNQN string

@@ -428,11 +428,12 @@ func addressOf(address string) netip.Addr {
 }
 
 // hostAddress returns the address that this node connects to the others from, as a host: that of its target, if it has
-// a listener there; otherwise the zero Addr, that of the route.
-func hostAddress(cfg *config.Config) netip.Addr {
+// a listener there; otherwise the zero Addr, that of the route. Over RDMA, an RDMA device must have the address, as that
+// of an RDMA listener is.
+func hostAddress(cfg *config.Config, rdma bool) netip.Addr {
 	own := addressOf(cfg.Self().Target)
 	for _, l := range cfg.Listeners {
-		if addressOf(l.Address) == own {
+		if addressOf(l.Address) == own && (!rdma || l.Transport == "rdma") {
 			return own
 		}
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // TestTheLongestValuesAreForwardedAndCopied over each transport: to a node that has none of them yet, and to one that
-// takes part.
+// takes part. Over RDMA, each node has another address, too, from which the route leads to the others.
 func TestTheLongestValuesAreForwardedAndCopied(t *testing.T) {
 	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
 	t.Run("tcp", func(t *testing.T) { longestValues(t, etcd, nil) })
@@ -58,8 +58,9 @@ func longestValues(t *testing.T, etcd *etcdproc.Server, network *memverbs.Networ
 			fmt.Sprintf("node: {name: n%d, data_dir: DIR}", i+1),
 			fmt.Sprintf("listeners: [{transport: %s, address: %q}]", name, addresses[i][len(name+"://"):]), text)
 		if network != nil {
-			w.rdma = network.NewProvider(memverbs.DeviceConfig{
-				Addr: netip.MustParseAddrPort(addresses[i][len(name+"://"):]).Addr()})
+			// The route is over the first device, from whose address the others do not accept a node.
+			w.rdma = network.NewProvider(memverbs.DeviceConfig{Addr: netip.AddrFrom4([4]byte{10, 1, 0, byte(i + 1)})},
+				memverbs.DeviceConfig{Addr: netip.MustParseAddrPort(addresses[i][len(name+"://"):]).Addr()})
 		}
 		nodes = append(nodes, w.mustStart())
 	}

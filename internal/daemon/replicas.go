@@ -71,7 +71,8 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{},
 		reached: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
-		Nodes: peerNodes(cfg.Nodes, cfg.Subsystem), LocalAddress: hostAddress(n.cfg),
+		Nodes: peerNodes(cfg.Nodes, cfg.Subsystem), LocalAddress: hostAddress(n.cfg, false),
+		LocalRDMA: hostAddress(n.cfg, true),
 		Connected: r.connected, Disconnected: r.disconnected, KATO: time.Duration(cfg.Lease), RDMA: n.opts.RDMA,
 		Log: n.log}
 	var err error

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -385,8 +386,12 @@ func (n *node) connect(ctx context.Context) (a *association, err error) {
 	n.looks.Store(false)
 	n.changed.Store(false)
 	a = &association{}
+	local := cfg.LocalAddress
+	if strings.HasPrefix(n.Address, "rdma://") {
+		local = cfg.LocalRDMA
+	}
 	a.c, err = client.Connect(ctx, client.Options{
-		Address: n.Address, LocalAddress: cfg.LocalAddress, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
+		Address: n.Address, LocalAddress: local, SubNQN: n.SubNQN, HostNQN: cfg.HostNQN,
 		Replication: true, NoExtendedKV: true,
 		// A Forward that is kept would hold credit that the Durable which ends it may need.
 		Credits: client.CreditsOff,

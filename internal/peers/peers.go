@@ -108,6 +108,8 @@ type Config struct {
 	Nodes []Node
 	// LocalAddress is the address of this machine that TCP connections come from; the zero Addr: any.
 	LocalAddress netip.Addr
+	// LocalRDMA is the same for RDMA: that of a device.
+	LocalRDMA netip.Addr
 	// Connected is called each time that partitions of a node can be reached which could not before: the node was
 	// connected, or has more partitions. What was outstanding has then ended. Connected and Disconnected are called one
 	// at a time for a node, in the order of what they tell. They may send commands and call Redial, but not Close,

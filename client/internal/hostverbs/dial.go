@@ -19,6 +19,8 @@ import (
 type Config struct {
 	// Address is host:port of the target.
 	Address string
+	// LocalAddress is that of the device that the connection comes from; the zero Addr: that of the route.
+	LocalAddress netip.Addr
 	// QID and CNTLID are queue and controller; CNTLID is for I/O queues only. Depth is the number of commands that may
 	// be outstanding; the submission queue has one entry more.
 	QID, CNTLID uint16
@@ -112,7 +114,7 @@ func lookUp(ctx context.Context, address string) ([]netip.AddrPort, error) {
 
 func dial(ctx context.Context, p verbs.Provider, remote netip.AddrPort, cfg *Config) (_ *Conn, err error) {
 	c := &Conn{hasEnded: make(chan struct{})}
-	c.ep, err = p.Resolve(ctx, remote)
+	c.ep, err = p.ResolveFrom(ctx, cfg.LocalAddress, remote)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 
 	"jbofd/internal/nvmeof/rdma/verbs"
@@ -111,6 +112,11 @@ func (p *Provider) listenerFor(d *Device, port uint16) *listener {
 
 // Resolve implements verbs.Provider. The route is over the provider's first device.
 func (p *Provider) Resolve(ctx context.Context, remote netip.AddrPort) (verbs.Endpoint, error) {
+	return p.ResolveFrom(ctx, netip.Addr{}, remote)
+}
+
+// ResolveFrom implements verbs.Provider.
+func (p *Provider) ResolveFrom(ctx context.Context, local netip.Addr, remote netip.AddrPort) (verbs.Endpoint, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -126,6 +132,13 @@ func (p *Provider) Resolve(ctx context.Context, remote netip.AddrPort) (verbs.En
 		return nil, fmt.Errorf("resolve %v: %w", remote, verbs.ErrUnreachable)
 	}
 	d := p.devices[0]
+	if local.IsValid() {
+		i := slices.IndexFunc(p.devices, func(d *Device) bool { return d.addr == local.Unmap() })
+		if i < 0 {
+			return nil, fmt.Errorf("resolve %v from %v: %w", remote, local, verbs.ErrNoDevice)
+		}
+		d = p.devices[i]
+	}
 	e := newEndpoint(d, netip.AddrPortFrom(d.addr, n.newPort()),
 		netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port()))
 	p.counts.Endpoints++

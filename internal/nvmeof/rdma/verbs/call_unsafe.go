@@ -210,9 +210,14 @@ func idListen(id handle, backlog int) unix.Errno {
 	return errno(C.jbof_id_listen(C.uint64_t(id), C.int32_t(backlog)))
 }
 
-func idResolveAddr(id handle, a netip.AddrPort, timeoutMS int) unix.Errno {
-	c := toC(a)
-	return errno(C.jbof_id_resolve_addr(C.uint64_t(id), &c, C.int32_t(timeoutMS)))
+// idResolveAddr resolves the way from an address of this machine, the zero AddrPort: any, to another one.
+func idResolveAddr(id handle, from, to netip.AddrPort, timeoutMS int) unix.Errno {
+	c := toC(to)
+	if !from.IsValid() {
+		return errno(C.jbof_id_resolve_addr(C.uint64_t(id), nil, &c, C.int32_t(timeoutMS)))
+	}
+	f := toC(from)
+	return errno(C.jbof_id_resolve_addr(C.uint64_t(id), &f, &c, C.int32_t(timeoutMS)))
 }
 
 func idResolveRoute(id handle, timeoutMS int) unix.Errno {

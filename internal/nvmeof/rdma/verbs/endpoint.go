@@ -253,7 +253,8 @@ func (e *endpoint) resolve(ctx context.Context) error {
 		limit = max(time.Millisecond, min(limit, time.Until(t)))
 	}
 	ms := int(limit.Milliseconds())
-	_, err := e.ask(ctx, cmAddrResolved, func(id handle) unix.Errno { return idResolveAddr(id, e.remote, ms) })
+	from := e.local
+	_, err := e.ask(ctx, cmAddrResolved, func(id handle) unix.Errno { return idResolveAddr(id, from, e.remote, ms) })
 	if err != nil {
 		return err
 	}

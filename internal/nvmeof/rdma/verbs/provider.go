@@ -239,8 +239,16 @@ func (p *provider) Listen(address netip.AddrPort, backlog int) (Listener, error)
 
 // Resolve implements Provider.
 func (p *provider) Resolve(ctx context.Context, remote netip.AddrPort) (Endpoint, error) {
+	return p.ResolveFrom(ctx, netip.Addr{}, remote)
+}
+
+// ResolveFrom implements Provider.
+func (p *provider) ResolveFrom(ctx context.Context, local netip.Addr, remote netip.AddrPort) (Endpoint, error) {
 	e := newEndpoint(p)
 	e.active, e.remote = true, remote
+	if local.IsValid() {
+		e.local = netip.AddrPortFrom(local, 0)
+	}
 	id, err := p.newID(e)
 	if err != nil {
 		return nil, err

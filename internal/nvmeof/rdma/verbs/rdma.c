@@ -179,11 +179,14 @@ int32_t jbof_id_bind(uint64_t id, const struct jbof_addr *a)
 
 int32_t jbof_id_listen(uint64_t id, int32_t backlog) { return rdma_listen(PTR(struct rdma_cm_id, id), backlog) ? failed() : 0; }
 
-int32_t jbof_id_resolve_addr(uint64_t id, const struct jbof_addr *a, int32_t timeout_ms)
+int32_t jbof_id_resolve_addr(uint64_t id, const struct jbof_addr *from, const struct jbof_addr *to, int32_t timeout_ms)
 {
-	struct sockaddr_storage s;
-	to_sockaddr(a, &s);
-	return rdma_resolve_addr(PTR(struct rdma_cm_id, id), NULL, (struct sockaddr *)&s, timeout_ms) ? failed() : 0;
+	struct sockaddr_storage src, dst;
+	if (from)
+		to_sockaddr(from, &src);
+	to_sockaddr(to, &dst);
+	return rdma_resolve_addr(PTR(struct rdma_cm_id, id), from ? (struct sockaddr *)&src : NULL,
+				 (struct sockaddr *)&dst, timeout_ms) ? failed() : 0;
 }
 
 int32_t jbof_id_resolve_route(uint64_t id, int32_t timeout_ms)

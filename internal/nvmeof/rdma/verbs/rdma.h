@@ -103,7 +103,7 @@ uint64_t jbof_id_create(uint64_t channel, int32_t *err);
 int32_t jbof_id_destroy(uint64_t id);
 int32_t jbof_id_bind(uint64_t id, const struct jbof_addr *a);
 int32_t jbof_id_listen(uint64_t id, int32_t backlog);
-int32_t jbof_id_resolve_addr(uint64_t id, const struct jbof_addr *a, int32_t timeout_ms);
+int32_t jbof_id_resolve_addr(uint64_t id, const struct jbof_addr *from, const struct jbof_addr *to, int32_t timeout_ms);
 int32_t jbof_id_resolve_route(uint64_t id, int32_t timeout_ms);
 int32_t jbof_id_connect(uint64_t id, const struct jbof_param *p);
 int32_t jbof_id_accept(uint64_t id, const struct jbof_param *p);

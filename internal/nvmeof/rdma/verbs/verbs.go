@@ -43,6 +43,11 @@ type Provider interface {
 	//
 	// Errors: ErrNoDevice; ErrUnreachable; the error of the context.
 	Resolve(ctx context.Context, remote netip.AddrPort) (Endpoint, error)
+	// ResolveFrom is Resolve for a connection that comes from local, the address of a device of this machine; the zero
+	// Addr: that of the route.
+	//
+	// Errors: those of Resolve; ErrNoDevice also if no device has local.
+	ResolveFrom(ctx context.Context, local netip.Addr, remote netip.AddrPort) (Endpoint, error)
 	// Counts returns how many objects are open.
 	Counts() Counts
 	// Crossings returns how often Go has called into C to post or to poll. A model in memory counts the calls that
