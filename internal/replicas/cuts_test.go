@@ -51,8 +51,13 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 	h := newHost()
 	h.put(key, value)
 	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 7, Seq: seq}
-	end := time.After(20 * time.Second)
+	limit := time.Now().Add(patient)
+	end := time.After(patient)
 	for {
+		if time.Now().After(limit) {
+			g.t.Errorf("a write of %s is refused for %v, at last with %v\n%s", key, patient, h.Status, g.describe())
+			return
+		}
 		// A node that is not alive answers nothing; a host would lose its connection.
 		if chain := g.chain([]byte(key)); len(chain) > 0 && chain[0].alive.Load() {
 			h.Sink, h.Tenant = h, 3
@@ -62,10 +67,8 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 			select {
 			case <-h.done:
 			case <-end:
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				g.t.Errorf("a write of %s waits for ever; its chain is %v", key,
-					g.view.Chains[g.view.RangeOf(position([]byte(key)))])
+				g.t.Errorf("a write of %s gets no answer within %v, from node %d\n%s", key, patient, chain[0].id,
+					g.describe())
 				return
 			}
 			if h.Status.OK() {

@@ -30,20 +30,34 @@ func (l *ledger) write() {
 // await writes until something is so.
 func (l *ledger) await(what string, ok func() bool) {
 	l.g.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); l.write() {
+	for end := time.Now().Add(patient); !ok(); l.write() {
 		if time.Now().After(end) {
-			l.g.t.Fatalf("not within 20 s: %s", what)
+			l.g.t.Fatalf("not within %v: %s\n%s", patient, what, l.g.describe())
 		}
 	}
+}
+
+// patient is the time limit for what is expected of several nodes on a busy machine.
+const patient = 2 * time.Minute
+
+// describe says what the manager knows, and which nodes are alive and have authority.
+func (g *rig) describe() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	text := fmt.Sprintf("epoch %d, frozen %t: %v", g.view.Epoch, g.frozen.Load(), g.view.Chains)
+	for _, n := range g.nodes {
+		text += fmt.Sprintf("\nnode %d: alive %t", n.id, n.alive.Load())
+	}
+	return text
 }
 
 // settled waits until all ranges are full, and looks whether each member has what was acknowledged.
 func (l *ledger) settled() {
 	l.g.t.Helper()
 	l.write()
-	l.g.full(20 * time.Second)
+	l.g.full(patient)
 	h := newHost()
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(patient)
 	for key, value := range l.have {
 		for moved := true; moved; {
 			moved = false
@@ -51,8 +65,12 @@ func (l *ledger) settled() {
 				h.get(key)
 				h.ask(n)
 				switch code := h.Status.Code(); {
-				case (code == nvme.KVWrongView || code == nvme.NamespaceNotReady) && time.Now().Before(end):
+				case code == nvme.KVWrongView || code == nvme.NamespaceNotReady:
 					moved = true // a view has followed
+					if time.Now().After(end) {
+						l.g.t.Fatalf("node %d does not answer a read of %s within %v: %v\n%s", n.id, key, patient,
+							h.Status, l.g.describe())
+					}
 				case code != nvme.Success || string(h.Value[:h.Bytes]) != value:
 					l.g.t.Fatalf("node %d has %q of %s, with %v; want %q", n.id, h.Value[:h.Bytes], key, h.Status,
 						value)
@@ -205,7 +223,7 @@ func TestEventsOfAChain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			l := &ledger{g: newRig(t, c.nodes, 3), have: map[string]string{}}
-			l.g.full(20 * time.Second)
+			l.g.full(patient)
 			l.write()
 			c.do(l)
 			l.settled()
