@@ -339,8 +339,8 @@ serve from then on, and what is written on one side is lost.`,
 
 func waitFlag(c *cobra.Command, wait *bool) {
 	c.Flags().BoolVar(wait, "wait", false, "wait until all ranges have all their copies, this node takes part "+
-		"and the nodes are connected to each other, without a time limit unless --timeout is given; on a terminal, show "+
-		"how many have")
+		"and the nodes are connected to each other, without a time limit unless --timeout is given; on a terminal, "+
+		"show how many have")
 }
 
 // changeCluster makes a change and, if wanted, waits until it has taken effect.

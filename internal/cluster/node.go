@@ -99,8 +99,9 @@ type Node struct {
 	unusable       []view.PartitionID
 	// connected is what SetConnected has said.
 	connected view.Epoch
-	// ready is what the manager has answered last about the newest view.
-	ready bool
+	// ready is what the manager has answered last about the newest view: to the report readySeq.
+	ready    bool
+	readySeq uint64
 
 	unserved unserved
 	// lead is what the node has as the manager, nil if another one is.
@@ -351,7 +352,9 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 		return
 	}
 	n.known = a.Version
-	n.ready = a.Ready && n.newest != nil && n.newest.Epoch == a.Epoch
+	if a.Seq >= n.readySeq { // an earlier answer may come later
+		n.ready, n.readySeq = a.Ready && n.newest != nil && n.newest.Epoch == a.Epoch, a.Seq
+	}
 	switch a.Refused {
 	case OtherCluster:
 		n.setProblem(fmt.Errorf("%w: the manager %s has another cluster than this node, %s", ErrForeign,

@@ -23,7 +23,8 @@ const (
 //
 //	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes,
 //	                      uvarint n, n times: u32 range, u32 version of its chain,
-//	                      uvarint n, n u64 incarnations, uvarint n, n times: name, u64 epoch
+//	                      uvarint n, n u64 incarnations, uvarint n, n times: name, u64 epoch,
+//	                      u32 length of the longest value
 //	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
 //	8  version u16, 1     "JBCS" stamp     u64 term, u64 count
 //	                      "JBCN" node      u16 protocol, u64 incarnation, domain, address,
@@ -66,6 +67,9 @@ type Settings struct {
 	Lost []Incarnation
 	// Forgotten are nodes that are to be no members any more, or are none.
 	Forgotten []Forgotten
+	// ValueBytes is the length of the longest value, the same for all nodes from the beginning: a node that takes less
+	// could have no copy of what there is already. 0: each node has its own limit.
+	ValueBytes uint32
 }
 
 // Loss is a range with the version of its chain.
@@ -222,7 +226,7 @@ func (s *Settings) Encode() []byte {
 	for _, f := range s.Forgotten {
 		b = le.AppendUint64(appendString(b, f.Name), uint64(f.Epoch))
 	}
-	return seal(b)
+	return seal(le.AppendUint32(b, s.ValueBytes))
 }
 
 // DecodeSettings returns the settings of a record.
@@ -250,6 +254,7 @@ func DecodeSettings(b []byte) (*Settings, error) {
 	for range d.count(9) {
 		s.Forgotten = append(s.Forgotten, Forgotten{Name: d.name(), Epoch: view.Epoch(d.u64())})
 	}
+	s.ValueBytes = d.u32()
 	if s.Replicas < 1 || s.Replicas > view.MaxReplicas || s.Cluster.IsZero() {
 		return nil, fmt.Errorf("%w: cluster %s with %d replicas, want a UUID and 1 to 5", ErrForeign, s.Cluster,
 			s.Replicas)

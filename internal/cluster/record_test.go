@@ -34,7 +34,7 @@ func records() map[string]struct {
 	}
 	s := &Settings{Cluster: uuid.UUID{1}, Protocol: Protocol, Replicas: 3, Out: []string{"a", "b"},
 		Losses: []Loss{{Range: 7, Version: 9}, {Range: 1 << 15}}, Lost: []Incarnation{NewIncarnation(7, 2)},
-		Forgotten: []Forgotten{{"c", 6}, {Name: "d"}}}
+		Forgotten: []Forgotten{{"c", 6}, {Name: "d"}}, ValueBytes: 1000}
 	n := &nodeRecord{protocol: 1, incarnation: NewIncarnation(7, 2), domain: "rack", address: "10.0.0.1:4420",
 		partitions: []Partition{{uuid.UUID{4}, 100}, {uuid.UUID{5}, 200}}}
 	m := &managerRecord{term: 8, id: Identity{Name: "a", Address: "10.0.0.1:4420", Incarnation: 9}}

@@ -30,9 +30,9 @@ type unserved struct {
 const (
 	maxTerms = 3
 	// maxTold is how many nodes an unserved node tells, the same ones as all others. All nodes together send to each of
-	// them as much as they send to a manager. One of them has to be unserved, too, to hear the others and to be heard by
-	// them. So they are drawn by the term: nodes that are cut off together are neighbours in the view most likely, as
-	// they are in a rack. Of more than half of the nodes, 2^-16 is the chance that none is drawn.
+	// them as much as they send to a manager. One of them has to be unserved, too, to hear the others and to be heard
+	// by them. So they are drawn by the term: nodes that are cut off together are neighbours in the view most likely,
+	// as they are in a rack. Of more than half of the nodes, 2^-16 is the chance that none is drawn.
 	maxTold = 16
 )
 

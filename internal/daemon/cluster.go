@@ -78,6 +78,8 @@ type clusterMember struct {
 	// seed is the HashSeed of the cluster; it is known as soon as the node has seen the records.
 	seed      uint64
 	seedKnown bool
+	// valueBytes is cluster.Settings.ValueBytes, known with the seed.
+	valueBytes int
 	// problem is why the membership has not begun.
 	problem error
 	// refused are partitions that the cluster cannot have, and why.
@@ -198,7 +200,7 @@ func (c *clusterMember) join() {
 		return
 	}
 	c.mu.Lock()
-	c.seed, c.seedKnown = r.Map.HashSeed, true
+	c.seed, c.seedKnown, c.valueBytes = r.Map.HashSeed, true, int(r.Settings.ValueBytes)
 	c.mu.Unlock()
 	for {
 		err := c.n.makePartitions()
@@ -258,6 +260,9 @@ func (c *clusterMember) await() *cluster.Records {
 		r, err := member.Load(c.ctx, c.etcd)
 		if err == nil {
 			err = c.belong(r.Settings.Cluster)
+		}
+		if err == nil {
+			err = c.takes(int(r.Settings.ValueBytes))
 		}
 		if err == nil {
 			return r
@@ -382,7 +387,7 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 		}
 		var err error
 		if p.HashSeed() == seed {
-			err = c.host.attach(id, p)
+			err = c.host.attach(id, p, c.valueBytes)
 		} else {
 			err = fmt.Errorf("namespace %s was not made for this cluster, its keys are at other positions: %w", id,
 				errReplicated)
@@ -428,8 +433,8 @@ func addressOf(address string) netip.Addr {
 }
 
 // hostAddress returns the address that this node connects to the others from, as a host: that of its target, if it has
-// a listener there; otherwise the zero Addr, that of the route. Over RDMA, an RDMA device must have the address, as that
-// of an RDMA listener is.
+// a listener there; otherwise the zero Addr, that of the route. Over RDMA, an RDMA device must have the address, as
+// that of an RDMA listener is.
 func hostAddress(cfg *config.Config, rdma bool) netip.Addr {
 	own := addressOf(cfg.Self().Target)
 	for _, l := range cfg.Listeners {

@@ -98,7 +98,8 @@ func (n *Node) InitCluster(ctx context.Context, what admin.InitCluster) error {
 	ctx, cancel := context.WithTimeout(ctx, etcdPatience)
 	defer cancel()
 	id := label.NewUUID()
-	err := member.Create(ctx, c.etcd, cluster.Settings{Cluster: uuid.UUID(id), Replicas: what.Replicas},
+	err := member.Create(ctx, c.etcd, cluster.Settings{Cluster: uuid.UUID(id), Replicas: what.Replicas,
+		ValueBytes: uint32(c.longestValue())},
 		binary.LittleEndian.Uint64(seed[:]), what.Ranges)
 	if err != nil {
 		return c.explain(err)

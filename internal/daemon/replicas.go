@@ -80,8 +80,9 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	return r, err
 }
 
-// attach gives it an open partition, before the first setState. The partition is open until close has returned.
-func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
+// attach gives it an open partition, before the first setState. The partition is open until close has returned. The
+// longest value of the cluster has valueBytes, 0: it is this node's own.
+func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes int) error {
 	name := r.cfg.Name
 	series := r.access.Node.tel.Peers()
 	observe := func(opcode uint8, bytes int, ns int64, lost bool) {
@@ -89,8 +90,12 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition) error {
 			series.Observe(kind, bytes, time.Duration(ns), lost)
 		}
 	}
+	longest := nvmeof.MaxReplicatedValue(p.MaxValueBytes(), uint32(r.access.Node.cfg.Limits.MDTS))
+	if valueBytes > 0 {
+		longest = min(longest, valueBytes)
+	}
 	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers, Observe: observe,
-		MaxValueBytes: nvmeof.MaxReplicatedValue(p.MaxValueBytes(), uint32(r.access.Node.cfg.Limits.MDTS)),
+		MaxValueBytes: longest,
 		Repair:        func(how crrs.RepairOutcome) { series.CountRepair(int(how)) },
 		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,

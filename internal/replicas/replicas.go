@@ -245,11 +245,11 @@ func New(cfg Config) (*Replicas, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	g := &Replicas{cfg: cfg, tables: replica.NewTables(writes, reads),
-		arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
 	if cfg.MaxValueBytes == 0 {
 		cfg.MaxValueBytes = cfg.Store.MaxValueBytes()
 	}
+	g := &Replicas{cfg: cfg, tables: replica.NewTables(writes, reads),
+		arena: cfg.Pool.Arena(fmt.Sprintf("replicas of partition %s", cfg.ID))}
 	longest := cfg.MaxValueBytes + nvme.KVEntryOverhead
 	var err error
 	if g.memory, err = replica.NewMemory(view.MaxReplicas+1, cfg.MemoryBytes, g.arena.Alloc); err == nil {

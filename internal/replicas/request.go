@@ -176,6 +176,8 @@ func (g *Replicas) begin(q *Request) {
 		q.Status = nvme.NamespaceNotReady
 	case q.Kind == Scan && g.active != nil && g.active.RangeOf(g.scanFrom(q)) != g.active.RangeOf(q.Range.Last):
 		q.Status = nvme.InvalidField | nvme.DNR
+	case q.Kind == Write && len(q.Value) > g.cfg.MaxValueBytes: // this node would take it, others might not
+		q.Status = nvme.InvalidValueSize | nvme.DNR
 	case m == nil:
 		q.Status = nvme.KVWrongView
 	default:

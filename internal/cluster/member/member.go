@@ -116,7 +116,8 @@ func Start(cfg Config) (*Member, error) {
 		cfg.Etcd.Log = cfg.Log
 	}
 	m := &Member{calls: make(chan func(int64, *cluster.Actions)), messages: make(chan *cluster.Message, maxMessages),
-		reported: make(chan struct{}, 1), linked: make(chan struct{}, 1), closing: make(chan struct{}), ended: make(chan struct{}),
+		reported: make(chan struct{}, 1), linked: make(chan struct{}, 1),
+		closing: make(chan struct{}), ended: make(chan struct{}),
 		grown: make(chan struct{}, 1)}
 	if err := m.start(cfg, lease); err != nil {
 		m.Close()
