@@ -43,9 +43,26 @@ func TestReadyIsWhatAllNodesSay(t *testing.T) {
 				t.Fatalf("%d of 4 nodes say ready when all are connected", got)
 			}
 		}
-		// Another view: connections are looked for anew.
 		n := w.nodes[w.rng.IntN(4)]
+		late := &Answer{Term: n.n.term, Manager: n.n.manager, To: n.n.cfg.Incarnation, Seq: n.n.seq - 5, Epoch: w.epoch}
+		n.on(n.proc, func(now int64, out *Actions) { n.n.Receive(now, &Message{Answer: late}, out) })
+		if !n.n.Ready() {
+			t.Fatal("an answer to an earlier report counts")
+		}
+		// One that says nothing may be gone, and the view of before may be the newest one still.
+		for n.n.Manages() {
+			n = w.nodes[w.rng.IntN(4)]
+		}
+		epoch := w.epoch
 		n.kill()
+		w.until("it has been silent for a while", func() bool { // a message may come late
+			m := w.leader().n
+			return w.epoch != epoch || m.now-m.lead.processes[n.n.cfg.Incarnation].heardNS > lease*8/10
+		})
+		if got := w.ready(); w.epoch == epoch && got > 1 { // it says so itself
+			t.Fatalf("%d nodes say ready, and node %d is silent", got, n.id)
+		}
+		// Another view: connections are looked for anew.
 		n.start()
 		w.until("the manager has noticed", func() bool { return w.ready() == 0 })
 		w.settle(20 * lease)
