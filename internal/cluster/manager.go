@@ -44,8 +44,9 @@ type process struct {
 	firstNS, heardNS, grantedNS int64
 	// echoNS is the newest of the manager's stamps that it has echoed.
 	echoNS int64
-	// connected is Report.Connected of the last report.
+	// connected is Report.Connected of the report seq, the last one that it has sent.
 	connected bool
+	seq       uint64
 
 	seen     view.Epoch
 	version  uint64
@@ -139,7 +140,10 @@ func (n *Node) reported(r *Report, out *Actions) {
 		l.processes[r.Incarnation] = p
 		l.changed = true
 	}
-	p.Address, p.heardNS, p.connected = r.Address, n.now, r.Connected
+	p.Address, p.heardNS = r.Address, n.now
+	if r.Seq >= p.seq {
+		p.connected, p.seq = r.Connected, r.Seq
+	}
 	if r.Echo <= n.now {
 		p.echoNS = max(p.echoNS, r.Echo)
 	}
