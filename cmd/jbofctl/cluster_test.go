@@ -99,7 +99,7 @@ func TestForgottenNodesAreNamedToTheDaemon(t *testing.T) {
 
 func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 	s, _ := moving(t, 1<<30)
-	code, _, errs := run(t, "cluster", "status", "--wait", "--timeout", "100ms", "--socket", s)
+	code, _, errs := run(t, "cluster", "status", "--wait", "--timeout", "2s", "--socket", s)
 	if code != 1 || !strings.Contains(errs, "the time is over") || !strings.Contains(errs, "ranges have all their") {
 		t.Errorf("the time is over: exit status %d, %s", code, errs)
 	}
@@ -181,7 +181,8 @@ func TestLeaveWarnsOfAServerOfEtcd(t *testing.T) {
 	for _, runs := range []bool{false, true} {
 		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Node: "n1", RunsEtcd: runs,
-				Ranges: admin.ClusterRanges{Total: 4, Full: 4}, Nodes: []admin.ClusterNode{{Name: "n1", Out: true}}})
+				Ready: true, Ranges: admin.ClusterRanges{Total: 4, Full: 4},
+				Nodes: []admin.ClusterNode{{Name: "n1", Out: true}}})
 		}))
 		if code, out, errs := run(t, "cluster", "leave", "--socket", s); code != 0 ||
 			!strings.Contains(out, "n1 has no ranges") || strings.Contains(out, "server of etcd") != runs {
