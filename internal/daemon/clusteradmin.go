@@ -270,6 +270,7 @@ func loseNodes(r *cluster.Records, names []string) error {
 			}
 		}
 	}
+	slices.Sort(up)
 	for _, name := range names {
 		switch {
 		case !slices.Contains(up, name):
