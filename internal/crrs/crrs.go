@@ -307,8 +307,7 @@ type Actions struct {
 	Repairs []RepairEvent
 	// Complete: the replica has been filled. The node must report that (Replica.Complete).
 	Complete bool
-	// Damaged: the store has failed. The node must report that the range is incomplete, and the replica does nothing
-	// more.
+	// Damaged: the store has failed. The node must report that, and the replica does nothing until it revives.
 	Damaged bool
 }
 

@@ -359,7 +359,7 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 // Wants reports whether a batch that the store is asked to take is of the present pass, or of the repair under way. If
 // not, nobody needs it: it ends as GivenUp.
 func (r *Replica) Wants(op *RangeOp) bool {
-	return r.pass.taskOf(op.tag, taskStored) != nil || r.wantsRepair(op)
+	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil || r.wantsRepair(op))
 }
 
 // drained notes that the store does not have a batch of an earlier pass any more.

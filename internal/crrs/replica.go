@@ -13,7 +13,8 @@ type Replica struct {
 	now  int64
 	// until is when the authority of the replica ends.
 	until int64
-	// damaged: the store has failed; the replica does nothing more.
+	// damaged: the store has failed; the replica does nothing until it revives. The role is that of the newest view all
+	// the same.
 	damaged bool
 	// lacking: a view says that the replica serves in the membership lackingSince, and it does not have the data for
 	// that. It acts as no member then, until a view gives it another membership.
@@ -158,7 +159,11 @@ func (r *Replica) Writes() int { return r.writes.N() }
 // ChainHead gives them places in the order of the new epoch and forwards them, others ask their Predecessor for that
 // (Sync). Otherwise writes under way end with Unknown, and those that have not begun with WrongView.
 func (r *Replica) SetRole(role Role, out *Actions) {
-	if role.Epoch <= r.role.Epoch || r.damaged {
+	if role.Epoch <= r.role.Epoch {
+		return
+	}
+	if r.damaged {
+		r.role = role
 		return
 	}
 	r.abandonReads(out)
@@ -456,34 +461,6 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 func (r *Replica) releaseValue(m *Message, out *Actions) {
 	if m.Kind == Forward || m.Kind == Batch {
 		out.free(m.Mem)
-	}
-}
-
-// fail makes the replica useless, because its store has failed.
-func (r *Replica) fail(out *Actions) {
-	if r.damaged {
-		return
-	}
-	r.abandonReads(out)
-	r.damaged, out.Damaged = true, true
-	fill(r.ring)
-	fill(r.dirty)
-	r.tables.dirty -= r.marks
-	r.marks = 0
-	r.judgeAll()
-	r.unordered, r.queued, r.deciding = list.None, list.None, 0
-	for i := range r.writes.End() {
-		if !r.writes.Has(i) {
-			continue
-		}
-		w := r.writes.At(i)
-		if w.waited {
-			out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unknown})
-		}
-		// Its place and its memory are also those of other replicas.
-		if w.waited, w.version = false, 0; !w.storing {
-			r.release(i, out)
-		}
 	}
 }
 

@@ -27,7 +27,7 @@ var (
 // any time and overtake each other, and those of a pass come twice; links are cut in one direction or both, which loses
 // what is under way, and mended; nodes adopt views late; all processes end at once, and one of the stores goes on
 // alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
-// now and then. At least one member survives. Whoever has gone and is back is filled (simfill_test.go).
+// now and then, also that of the only member, and works again. Otherwise one member survives. Whoever has gone and is back is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 1000 * ms
@@ -77,7 +77,8 @@ type node struct {
 	slow    bool // its store takes long
 	life    int  // counts the processes that it has been
 	late    bool // the process was paused after it had looked at the clock
-	failed  bool // its store has failed
+	failed  bool // its store has failed for good
+	ops     int  // that its store has
 	heard   int64
 	fresh   bool // the process is a new one, and was a member when it began
 }
@@ -123,6 +124,9 @@ type sim struct {
 	tags        uint64
 	open, acked int
 	crowd       bool // many clients that read most of the time
+	// halted: the only member is damaged. revived counts those that went on without a new process.
+	halted  bool
+	revived int
 }
 
 func (s *sim) trace(format string, args ...any) {
@@ -189,6 +193,7 @@ func (s *sim) turn(n *node, call func(out *Actions)) {
 func (n *node) clock(now int64) int64 { return int64(float64(now) * n.rate) }
 
 func (s *sim) carryOut(n *node, out *Actions) {
+	n.ops += len(out.Stores) + len(out.Ranges)
 	for _, op := range out.Stores {
 		d := s.upTo(2 * ms)
 		if n.slow && s.rng.IntN(4) == 0 {
@@ -218,6 +223,8 @@ func (s *sim) carryOut(n *node, out *Actions) {
 	}
 	if out.Damaged {
 		s.trace("node %d is damaged", n.id)
+		n.failed = n.failed || s.rng.IntN(2) == 0 && s.others(n.id)
+		s.later(n, s.upTo(200*ms), func() { s.tryToRevive(n) })
 	}
 }
 
@@ -259,13 +266,19 @@ func (s *sim) runStore(n *node, op StoreOp) {
 		binary.LittleEndian.PutUint64(op.Value, o.value)
 		s.later(n, s.upTo(ms), func() {
 			s.turn(n, func(out *Actions) {
+				n.ops--
 				s.reading(n, func() { n.r.Fetched(op.Slot, st, version, len(op.Value), 0, out) })
 			})
 		})
 		return
 	}
 	st, version := s.storeWrite(n, op)
-	s.later(n, s.upTo(ms), func() { s.turn(n, func(out *Actions) { n.r.Stored(op.Slot, st, version, out) }) })
+	s.later(n, s.upTo(ms), func() {
+		s.turn(n, func(out *Actions) {
+			n.ops--
+			n.r.Stored(op.Slot, st, version, out)
+		})
+	})
 }
 
 // storeWrite does a write of a node's store, and returns its outcome.
@@ -274,8 +287,8 @@ func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
 	o := &n.store[k]
 	st, version = Done, op.Version
 	switch v, known := n.done[k][op.ID]; {
-	case !s.calm && s.rng.IntN(4000) == 0 && s.others(n.id):
-		st, n.failed = Failed, true
+	case !s.calm && s.rng.IntN(4000) == 0 && (s.others(n.id) || len(s.chain) == 1):
+		st = Failed
 	case s.fault == missedWrite && n.r.role.Filling:
 		return st, version
 	case op.Retry && known && (s.fault != lostIdentity || v > n.r.base):
@@ -327,8 +340,19 @@ func (s *sim) heartbeat(n *node) {
 // watch gives up members that are not heard of. A new view comes only when their authority has ended.
 func (s *sim) watch() {
 	s.after(lease/10, s.watch)
+	if only := s.nodes[s.chain[0]]; len(s.chain) == 1 && only.r.damaged != s.halted && !only.dead && !only.failed {
+		// It goes on when it has seen that it was no member.
+		if s.halted = only.r.damaged; !s.halted {
+			only.heard = s.now
+		}
+		s.filling = -1
+		s.newEpoch()
+	}
+	if s.halted {
+		return
+	}
 	for _, id := range s.chain {
-		if n := s.nodes[id]; (s.now-n.heard > lease || n.failed) && s.others(id) {
+		if n := s.nodes[id]; (s.now-n.heard > lease || n.bad()) && s.others(id) {
 			s.remove(id)
 			return
 		}
@@ -354,9 +378,9 @@ func (s *sim) remove(id int) {
 
 // others reports whether members besides one are alive, serve, and are heard of.
 func (s *sim) others(id int) bool {
-	return slices.ContainsFunc(s.chain, func(i int) bool {
+	return !s.halted && slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && !n.dead && !n.failed && !n.fresh && !s.leaving[i] && s.now-n.heard <= lease
+		return i != id && !n.dead && !n.bad() && !n.fresh && !s.leaving[i] && s.now-n.heard <= lease
 	})
 }
 
@@ -365,6 +389,7 @@ func (s *sim) sendView(n *node) {
 	role := Role{Epoch: s.epoch, Since: s.since[n.id], Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
 	last := s.chain[len(s.chain)-1]
 	switch i := slices.Index(s.chain, n.id); {
+	case s.halted:
 	case n.id == s.filling:
 		role.Member, role.Filling, role.Predecessor = true, true, Peer(last)
 	case i >= 0:
@@ -438,7 +463,7 @@ func (s *sim) disturb() {
 func (s *sim) outage() {
 	var back []*node
 	for _, id := range s.chain {
-		if n := s.nodes[id]; !n.dead && !n.failed && !s.leaving[id] {
+		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !s.leaving[id] {
 			back = append(back, n)
 		}
 	}
@@ -580,16 +605,16 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	fills, ops := 0, 0
+	fills, revived, ops := 0, 0, 0
 	for i := range *runsFlag {
 		s := run(t, seed, *nthFlag+i, false, sound)
-		fills += s.fills
+		fills, revived = fills+s.fills, revived+s.revived
 		for k := range s.ops {
 			ops += len(s.ops[k])
 		}
 	}
-	t.Logf("%d members were filled, %d operations checked", fills, ops)
-	if fills == 0 && *runsFlag > 10 {
-		t.Error("no member was filled")
+	t.Logf("%d members were filled, %d revived, %d operations checked", fills, revived, ops)
+	if (fills == 0 || revived == 0) && *runsFlag > 100 {
+		t.Error("no member was filled, or none revived")
 	}
 }

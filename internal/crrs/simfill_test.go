@@ -40,7 +40,7 @@ func (s *sim) report(n *node) {
 // watchFilling gives up a member that is filled and not heard of, and begins to fill another one.
 func (s *sim) watchFilling() {
 	if id := s.filling; id >= 0 {
-		if n := s.nodes[id]; s.now-n.heard > lease || n.failed {
+		if n := s.nodes[id]; s.now-n.heard > lease || n.bad() {
 			s.filling = -1
 			s.newEpoch()
 		}
@@ -57,7 +57,7 @@ func (s *sim) watchFilling() {
 			s.restart(n)
 			s.disconnected(i)
 			n.failed = false
-		} else if !n.fresh && s.now-n.heard < lease/2 {
+		} else if !n.fresh && !n.bad() && s.now-n.heard < lease/2 {
 			if s.rng.IntN(2) == 0 {
 				s.expire()
 			}
@@ -135,7 +135,7 @@ func (s *sim) newEpoch() {
 // restart begins a new process, with what the store has made durable.
 func (s *sim) restart(n *node) {
 	n.life++
-	n.paused, n.backlog, n.fresh = false, nil, false
+	n.paused, n.backlog, n.fresh, n.ops = false, nil, false, 0
 	newest := uint64(0)
 	if s.rng.IntN(2) == 0 {
 		for _, o := range n.store {
@@ -181,7 +181,7 @@ func (s *sim) runRange(n *node, op RangeOp) {
 	st := Done
 	switch {
 	case !s.calm && s.rng.IntN(3000) == 0 && s.others(n.id):
-		st, n.failed = Failed, true
+		st = Failed
 	case op.Kind == Digest:
 		op.Sums = n.digest(op.Part)
 	case op.Kind == CopyOut:
@@ -190,11 +190,13 @@ func (s *sim) runRange(n *node, op RangeOp) {
 		n.copyIn(&op)
 	}
 	s.later(n, s.upTo(ms), func() {
-		if n.wire != nil {
-			s.turn(n, func(out *Actions) { n.p.Ranged(&op, st, out, &n.t) })
-			return
-		}
-		s.turn(n, func(out *Actions) { n.r.Ranged(&op, st, out) })
+		s.turn(n, func(out *Actions) {
+			if n.ops--; n.wire != nil {
+				n.p.Ranged(&op, st, out, &n.t)
+				return
+			}
+			n.r.Ranged(&op, st, out)
+		})
 	})
 }
 

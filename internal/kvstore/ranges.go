@@ -20,7 +20,7 @@ const (
 const MaxRangeBytes = lookup.MaxRangeBytes
 
 // IsRange reports whether an Op is about a range of positions.
-func (o Op) IsRange() bool { return o >= Scan && o <= Settle }
+func (o Op) IsRange() bool { return o >= Scan && o <= Certain }
 
 // readsRange reports whether an Op returns an nvme.KVRange.
 func (o Op) readsRange() bool { return o >= Scan && o <= Digest }
@@ -34,6 +34,13 @@ func (s *Store) submitRange(r *Request) bool {
 		return s.submitCopyIn(r)
 	case r.Op == Settle:
 		return s.submitSettle(r)
+	case r.Op == Certain:
+		st := OK
+		if s.failures != s.ckpt.covered {
+			st = DeviceError
+		}
+		s.answer(r.Tag, st)
+		return true
 	}
 	op := [...]lookup.Op{Scan: lookup.Scan, CopyOut: lookup.CopyOut, Count: lookup.Count, Digest: lookup.Digest}[r.Op]
 	in := r.Range.At(s.hashSeed, r.Key)

@@ -66,6 +66,9 @@ const (
 	// loss: of the keys that are not known none exists. The status is Superseded, and nothing has changed, if more was
 	// lost since, or if the segment has more positions than those with Range.Width such bits.
 	Settle
+	// Certain tells whether the outcome of each write that has failed is known: OK, or DeviceError if a restart may
+	// find one done, until the next checkpoint. The store begins that by itself.
+	Certain
 
 	opMove    // copy a live value out of a chunk that is compacted
 	opRewrite // write a live segment again, for the same reason

@@ -79,6 +79,7 @@ type Replica struct {
 	repeats  []crrs.Peer
 	repeatNS int64
 	damaged  bool
+	revival  revival
 	tables   *Tables
 }
 
@@ -223,7 +224,7 @@ func (r *Replica) Complete() bool { return r.port.Replica().Complete() }
 // that it served.
 func (r *Replica) Lacks(since uint64) bool { return r.port.Replica().Lacks(since) }
 
-// Damaged reports that the store has failed: the replica does nothing more.
+// Damaged reports that the store has failed: the replica does nothing until that works again.
 func (r *Replica) Damaged() bool { return r.damaged }
 
 // Writes returns how many writes there is a record of, as crrs.Replica.Writes does.
@@ -254,6 +255,7 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	r.sent = r.sent[:0]
 	r.continueLater(out)
+	r.continueRevival(out)
 	r.answerRepairs()
 	r.repeat()
 	if r.starved && (r.now >= r.starvedNS || r.cfg.Memory.isHalfFree(r.place)) {
@@ -277,7 +279,7 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	r.replies, r.ended = r.replies[:0], r.ended[:0]
 	if r.acts.Damaged {
-		r.damaged = true
+		r.becameDamaged()
 	}
 	out.Repairs = append(out.Repairs, r.acts.Repairs...)
 	r.acts.Repairs = r.acts.Repairs[:0]
@@ -301,6 +303,9 @@ func (r *Replica) Turn(out *Actions) {
 	}
 	if at := r.port.Replica().DueNS(); at != 0 {
 		r.wake(out, at)
+	}
+	if r.mayRevive() {
+		r.wake(out, max(r.revival.dueNS, 1))
 	}
 	if r.copying.N > 0 {
 		r.wake(out, r.now+retryNS) // other replicas have all buffers

@@ -31,7 +31,8 @@ var (
 // store, or an empty one. They are paused for any time and go on. Drives fail requests, of which any part was done
 // (lab.Drive), and take long; bits of one of them flip (simdamage_test.go). Connections end, each for itself; links are
 // cut in both directions, and mended. Nodes adopt views late; clocks run at rates that differ by a twentieth. All
-// processes end at once, and one of the stores goes on alone. Otherwise one member survives.
+// processes end at once, and one of the stores goes on alone. Otherwise one member survives. In some histories drives
+// fail all writes for seconds, also those of all members (simbroken_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 200 * ms
@@ -72,6 +73,9 @@ type sim struct {
 	hurt, faulty int
 	healed       bool
 	faultNS      int64
+	// breaks: drives fail all writes for a while. halted: no member serves, and copies are the last ones.
+	breaks, halted bool
+	copies         []int
 
 	// connections counts those of each pair, handles the commands that have arrived.
 	connections map[pair]int
@@ -154,8 +158,8 @@ func (s *sim) turn(n *node) {
 		s.respond(n, c)
 	}
 	for i := range a.Requests {
-		// What members are filled with waits for what hosts do.
-		if q := &a.Requests[i]; q.Background != (q.Op > kvstore.Scan) {
+		// What members are filled with, and what a damaged one tries, waits for what hosts do.
+		if q := &a.Requests[i]; q.Background != (q.Op > kvstore.Scan || len(q.Key) == 16 && q.Key[0] == 0) {
 			s.t.Fatalf("node %d asks its store for %v with Background = %t", n.id, q.Op, q.Background)
 		}
 	}
@@ -171,11 +175,7 @@ func (s *sim) turn(n *node) {
 		}
 		s.trace("node %d: repair %+v", n.id, e)
 	}
-	if n.r.Damaged() && !n.failed {
-		s.trace("node %d is damaged", n.id)
-		s.counts["damaged"]++
-		n.failed = true
-	}
+	s.noteDamage(n)
 	s.storeTurn(n)
 }
 
@@ -357,11 +357,16 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 	for range 1 + s.rng.IntN(8) {
 		s.After(s.upTo(ms), s.client)
 	}
-	s.Run(s.rng.Int64N(8)*lease+4*lease, t.Failed)
+	length := s.rng.Int64N(8)*lease + 4*lease
+	if s.breaks = s.rng.IntN(8) == 0; s.breaks {
+		length += 16e9
+		s.After(s.upTo(lease), s.breakDrive)
+	}
+	s.Run(length, t.Failed)
 	// In the end everything works, and every operation ends.
 	s.calm, s.acked = true, 0
 	for _, n := range s.nodes {
-		n.slow = false
+		n.slow, n.brokenNS = false, 0
 		n.resume()
 		n.revive()
 	}
@@ -384,7 +389,7 @@ func history(t hunt.Reporter, seed, nth uint64, counts map[string]int, f fault) 
 			s.chain, s.filling)
 		for _, n := range s.nodes {
 			t.Logf("node %d: %+v, %d writes under way, damaged %v, %d commands sent and %d came, %d requests, idle %v",
-				n.id, n.r.Role(), n.r.Writes(), n.failed, len(n.sent), len(n.came), len(n.requests), n.store.Idle())
+				n.id, n.r.Role(), n.r.Writes(), n.bad(), len(n.sent), len(n.came), len(n.requests), n.store.Idle())
 		}
 	}
 	s.checkEnd()

@@ -18,7 +18,7 @@ const nobody = -1
 
 // flip has bits of a node's drive flip, unless those of another one have.
 func (s *sim) flip(n *node) {
-	if s.hurt != nobody && s.hurt != n.id || n.dead || s.out[n.id] || !slices.Contains(s.chain, n.id) ||
+	if s.breaks || s.hurt != nobody && s.hurt != n.id || n.dead || s.out[n.id] || !slices.Contains(s.chain, n.id) ||
 		!s.others(n.id) {
 		return
 	}

@@ -32,7 +32,7 @@ func (n *node) startDrops() {
 
 // standing is what the manager's view says of a node.
 func (s *sim) standing(n *node) replica.Standing {
-	full := s.filling < 0 && len(s.leaving) == 0 && len(s.chain) > 0
+	full := !s.halted && s.filling < 0 && len(s.leaving) == 0 && len(s.chain) > 0
 	for _, m := range s.nodes {
 		full = full && (s.out[m.id] || slices.Contains(s.chain, m.id))
 	}
@@ -148,7 +148,7 @@ func (s *sim) emptied() {
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
 	s.drain(n)
 	if !s.Run(1000*lease, func() bool {
-		return s.t.Failed() || !s.standing(n).Member && n.seen == s.epoch && n.drops.Stats().Left == 0 && !n.failed
+		return s.t.Failed() || !s.standing(n).Member && n.seen == s.epoch && n.drops.Stats().Left == 0 && !n.bad()
 	}) {
 		s.t.Errorf("node %d still has %+v: %+v, quiet %t; chain %v, filling %d", n.id, n.drops.Stats(), s.standing(n),
 			n.r.Quiet(), s.chain, s.filling)

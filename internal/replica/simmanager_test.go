@@ -59,11 +59,18 @@ func (s *sim) report(n *node) {
 // those that are given up has ended.
 func (s *sim) watch() {
 	s.After(lease/10, s.watch)
+	if s.halted {
+		s.watchHalted()
+		return
+	}
 	for _, id := range s.chain {
-		if n := s.nodes[id]; (s.Now()-n.heard > lease || n.failed) && s.others(id) {
+		if n := s.nodes[id]; (s.Now()-n.heard > lease || n.bad()) && s.others(id) {
 			s.remove(id)
 			return
 		}
+	}
+	if s.halt() {
+		return
 	}
 	s.watchOut()
 	s.watchFilling()
@@ -87,9 +94,9 @@ func (s *sim) remove(id int) {
 // others reports whether members besides one are alive, serve, and are heard of. One whose drive has just failed a
 // request is not among them, because its store may fail of it, and it would be the only member.
 func (s *sim) others(id int) bool {
-	return slices.ContainsFunc(s.chain, func(i int) bool {
+	return !s.halted && slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && i != s.hurt && !n.dead && !n.failed && !n.fresh && !s.leaving[i] &&
+		return i != id && i != s.hurt && !n.dead && !n.bad() && !n.fresh && !s.leaving[i] &&
 			s.Now()-n.heard <= lease && (n.faultNS == 0 || s.Now()-n.faultNS > 2*lease)
 	})
 }
@@ -97,7 +104,7 @@ func (s *sim) others(id int) bool {
 // watchFilling gives up a member that is filled and not heard of, and begins to fill another one.
 func (s *sim) watchFilling() {
 	if id := s.filling; id >= 0 {
-		if n := s.nodes[id]; s.Now()-n.heard > lease || n.failed {
+		if n := s.nodes[id]; s.Now()-n.heard > lease || n.bad() {
 			s.filling = -1
 			s.newEpoch()
 		}
@@ -111,7 +118,7 @@ func (s *sim) watchFilling() {
 		if n.failed {
 			n.die()
 			n.revive()
-		} else if !n.fresh && !s.out[i] && s.Now()-n.heard < lease/2 {
+		} else if !n.fresh && !n.bad() && !s.out[i] && s.Now()-n.heard < lease/2 {
 			s.filling, s.since[i], n.empty = i, s.epoch+1, false
 			s.newEpoch()
 			return
@@ -134,6 +141,7 @@ func (s *sim) sendView(n *node) {
 	last := s.chain[len(s.chain)-1]
 	place := 0
 	switch i := slices.Index(s.chain, n.id); {
+	case s.halted:
 	case n.id == s.filling:
 		role.Member, role.Filling, role.Predecessor = true, true, crrs.Peer(last)
 	case i >= 0:
@@ -237,7 +245,7 @@ func (s *sim) kill(n *node) {
 func (s *sim) outage() {
 	var back []int
 	for _, id := range s.chain {
-		if n := s.nodes[id]; !n.dead && !n.failed && !n.empty && !s.leaving[id] && id != s.hurt {
+		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !n.empty && !s.leaving[id] && id != s.hurt {
 			back = append(back, id)
 		}
 	}

@@ -39,6 +39,8 @@ type node struct {
 	slow     bool  // its drive takes long
 	failed   bool  // its store has failed
 	faultNS  int64 // when its drive has failed a request last
+	brokenNS int64 // until when its drive fails writes
+	known    bool  // its damage was seen
 	empty    bool  // its data is gone, and the view has not seen that
 	heard    int64
 	wakeNS   int64
@@ -104,6 +106,10 @@ func (n *node) format() {
 		return 0
 	}
 	n.drive.Fault = func(r *ssd.Request) lab.Outcome {
+		if s.Now() < n.brokenNS && n.store.Ready() && r.Op != ssd.Read {
+			s.counts["write failed"]++
+			return lab.FailUndone + lab.Outcome(s.rng.IntN(3))
+		}
 		if s.calm || !n.store.Ready() || s.rng.IntN(3000) > 0 || !s.others(n.id) || !s.mayFault(n) {
 			return lab.Good
 		}
@@ -145,6 +151,7 @@ func (n *node) start() {
 	s := n.sim
 	n.life++
 	n.paused, n.backlog, n.dead, n.failed, n.fresh = false, nil, false, false, false
+	n.known = false
 	n.sent, n.came = map[uint32]departed{}, map[uint64]arrived{}
 	alloc := func(b int) ([]byte, error) { return make([]byte, b), nil }
 	size := 64 << 10

@@ -23,6 +23,7 @@ type storeOp struct {
 	failingNS int64
 	req       kvstore.Request
 	key       crrs.Key // of req
+	revives   bool     // it is for the revival
 }
 
 // beginStores makes requests of StoreOps.
@@ -72,6 +73,9 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 	switch {
 	case o.ranged != nil:
 		r.ranged(i, p)
+		return
+	case o.revives:
+		r.revives(i, p)
 		return
 	case o.req.Op == kvstore.Scan && p.Status != kvstore.NoMemory:
 		r.scanned(i, p)
@@ -233,7 +237,7 @@ func (r *Replica) beginRanges(out *Actions) {
 
 // ranged goes on when the store has replied to a request for a range (Digest, CopyOut, CopyIn). What lacks memory or
 // room is tried again later; a Digest continues until it has all sums of its part; whatever else fails makes the
-// replica damaged.
+// replica damaged until the store works again.
 func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	o := r.ops.At(i)
 	st := crrs.Failed

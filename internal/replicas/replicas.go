@@ -477,10 +477,14 @@ func (g *Replicas) finish() {
 		m.r.Turn(&g.acts)
 		g.carryOut(m)
 		if c, d := m.r.Complete(), m.r.Damaged(); c != m.complete || d != m.damaged {
+			failed := m.damaged
 			m.complete, m.damaged, changed = c, d, true
 			if d {
 				g.cfg.Log.Error("a replica has failed with its store", "partition", g.cfg.ID.String(), "range",
 					m.number)
+			} else if failed {
+				g.cfg.Log.Info("the store of a replica that has failed works again", "partition", g.cfg.ID.String(),
+					"range", m.number)
 			}
 		}
 	}
