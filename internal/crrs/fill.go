@@ -12,6 +12,9 @@ import "math/bits"
 //	filling ── Fetch ──> copier      a part, from a cursor on
 //	filling <── Batch ── copier      objects with versions, applied as an exact copy with the clock of the pass
 //
+// A batch is sent when all writes that the copier had when it read have ended (Replica.Ended). So it has nothing that is
+// not committed, and whatever the member has that is not, is in its window.
+//
 // The clock comes from the ChainHead: it is the last version before those of its epoch, once all writes up to it are
 // committed. What the member has with a version up to the clock is replaced by what the copier has; what is above it is
 // a live write, and stays. So it may have anything from an earlier life.

@@ -180,9 +180,6 @@ func (r *Replica) Ended(op *RangeOp, bound uint64) bool {
 	return op.epoch != r.role.Epoch || !r.role.Member || r.damaged || r.ended(bound, false)
 }
 
-// OfRepair reports whether an operation is for the repair of another member.
-func (r *Replica) OfRepair(op *RangeOp) bool { return op.asker != NoPeer && op.repairs }
-
 // ended reports whether all writes up to a version have ended. One that is gone, and that the store still has, has a
 // version that is not known any more. The repair here does not wait for those of which the store decides: they are not
 // stored before it tells, and may wait for the repair.

@@ -26,6 +26,8 @@ const (
 	missedWrite
 	// lostIdentity: a ChainHead does not know the identities of writes that an earlier ChainHead has taken.
 	lostIdentity
+	// earlyCopy: a member that is filled is given what is not committed.
+	earlyCopy
 )
 
 // reading runs do, which begins or ends a read of a node.

@@ -186,16 +186,35 @@ func (s *sim) runRange(n *node, op RangeOp) {
 		op.Sums = n.digest(op.Part)
 	case op.Kind == CopyOut:
 		op.Data = n.copyOut(&op.Part, 1+s.rng.IntN(2))
+		s.answerCopy(n, &op, n.r.Version(), 1+s.rng.IntN(20))
+		return
 	default:
 		n.copyIn(&op)
 	}
+	s.ranged(n, &op, st)
+}
+
+// answerCopy answers with a copy when all is committed that it may have, or gives it up after so many looks.
+func (s *sim) answerCopy(n *node, op *RangeOp, bound uint64, looks int) {
+	switch {
+	case n.r.Ended(op, bound) || s.fault == earlyCopy:
+		s.ranged(n, op, Done)
+	case looks <= 0 && n.wire != nil: // without a Port nobody is told
+		s.ranged(n, op, GivenUp)
+	default:
+		s.later(n, s.upTo(5*ms), func() { s.answerCopy(n, op, bound, looks-1) })
+	}
+}
+
+// ranged gives a RangeOp back.
+func (s *sim) ranged(n *node, op *RangeOp, st StoreStatus) {
 	s.later(n, s.upTo(ms), func() {
 		s.turn(n, func(out *Actions) {
 			if n.ops--; n.wire != nil {
-				n.p.Ranged(&op, st, out, &n.t)
+				n.p.Ranged(op, st, out, &n.t)
 				return
 			}
-			n.r.Ranged(&op, st, out)
+			n.r.Ranged(op, st, out)
 		})
 	})
 }

@@ -11,7 +11,7 @@ import (
 // there was is lost, which needs a second where the drive refuses to read it.
 
 // failingNS is for how long a write is tried again that the store cannot do; then the replica is damaged. uncommittedNS
-// is for how long a copy for a repair waits for writes; then its asker may ask again, or another member.
+// is for how long a copy for another member waits for writes; then that may ask again, or ask another one.
 const (
 	failingNS     = 2e9
 	uncommittedNS = 1e9
@@ -67,9 +67,10 @@ func lossOf(b nvme.KVRange) uint64 {
 	return to.Position
 }
 
-// answerRepairs answers those CopyOuts for repairs of which all is committed, or that have waited for that for too
-// long. They stay in their order.
-func (r *Replica) answerRepairs() {
+// answerCopies answers those CopyOuts of which all is committed, or that have waited for that for too long. They stay in
+// their order. What is not committed comes to the other member by Forwards, which it has to have in a window: it would
+// show it to readers otherwise, and all who have it may be lost.
+func (r *Replica) answerCopies() {
 	for n := r.uncommitted.N; n > 0; n-- {
 		i := r.ops.Links.Pop(&r.uncommitted)
 		if o := r.ops.At(i); r.port.Replica().Ended(o.ranged, o.bound) {

@@ -14,21 +14,16 @@ import (
 var repairRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: 0, Successor: crrs.NoPeer,
 	ChainTail: crrs.NoPeer, NumOthers: 2, Others: [crrs.MaxOthers]crrs.Peer{0, 1}}
 
-// askedForARepair returns a replica that has a write which is not committed, and has read a copy of n bytes for a
-// repair of the member behind, by command 55.
-func askedForARepair(t *testing.T) (r *Replica, n int) {
-	t.Helper()
-	role := repairRole
-	role.Successor, role.ChainTail, role.Others[0] = 2, 2, 2
-	role.Predecessor = 0
-	r = alone(t, role)
-	out := Actions{}
-	forward(r, 1, 10)
-	r.Turn(&out)
-	if len(out.Requests) != 1 {
-		t.Fatalf("%+v", out.Requests)
-	}
-	r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Version: out.Requests[0].Given})
+// copyRoles are those of a replica that is asked for a copy by node 2: for a repair of the member behind, and to fill it.
+func copyRoles() map[string]crrs.Role {
+	repairs, fills := repairRole, repairRole
+	repairs.Successor, repairs.ChainTail, repairs.Others[0] = 2, 2, 2
+	fills.Successor = 2
+	return map[string]crrs.Role{"repair": repairs, "filling": fills}
+}
+
+// askForCopy asks a replica for a copy, by command 55.
+func askForCopy(r *Replica) {
 	var sqe nvme.SQE
 	sqe.SetOpcode(nvme.CmdKVFetch)
 	k := sqe.KVReplica()
@@ -36,25 +31,52 @@ func askedForARepair(t *testing.T) (r *Replica, n int) {
 	k.SetBits(64)
 	k.SetLenBytes(64 << 10)
 	r.Receive(2, 55, &sqe, make([]byte, 64<<10), 3)
-	out = Actions{}
+}
+
+// storeForward forwards a write to a replica, which stores it and does not commit it. It returns the commands that this
+// leads to.
+func storeForward(t *testing.T, r *Replica) []Command {
+	t.Helper()
+	out := Actions{}
+	forward(r, 1, 10)
+	r.Turn(&out)
+	if len(out.Requests) != 1 {
+		t.Fatalf("%+v", out.Requests)
+	}
+	r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Version: out.Requests[0].Given})
+	return out.Commands
+}
+
+// askedForACopy returns a replica that has a write which is not committed, and has read a copy of n bytes.
+func askedForACopy(t *testing.T, role crrs.Role) (r *Replica, n int, commands []Command) {
+	t.Helper()
+	r = alone(t, role)
+	askForCopy(r)
+	out := Actions{}
 	r.Turn(&out)
 	if len(out.Requests) != 1 || out.Requests[0].Op != kvstore.CopyOut || !out.Requests[0].Background {
 		t.Fatalf("%+v", out.Requests)
 	}
 	q := out.Requests[0]
+	commands = storeForward(t, r)
 	b := nvme.NewKVRange(q.Value, nvme.KVCopy, 0, math.MaxUint64, nvme.KVCursorAt(0, nil))
 	b.SetTo(nvme.KVLastOf(math.MaxUint64))
 	b.SetFlags(nvme.KVComplete)
 	b.Seal()
 	r.Stored(&kvstore.Reply{Tag: q.Tag, ValueLen: b.LenBytes()})
-	return r, b.LenBytes()
+	return r, b.LenBytes(), commands
 }
 
-// TestACopyForARepairIsOfWhatIsCommitted: what the store had when it was read may be of a write that is not.
-func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
-	r, n := askedForARepair(t)
+// TestACopyIsOfWhatIsCommitted: what the store had when it was read may be of a write that is not.
+func TestACopyIsOfWhatIsCommitted(t *testing.T) {
+	for name, role := range copyRoles() {
+		t.Run(name, func(t *testing.T) { copyIsCommitted(t, role) })
+	}
+}
+
+func copyIsCommitted(t *testing.T, role crrs.Role) {
+	r, n, commands := askedForACopy(t, role)
 	out := Actions{}
-	var commands []Command
 	answered := func() bool {
 		out = Actions{}
 		r.Turn(&out)
@@ -89,10 +111,41 @@ func TestACopyForARepairIsOfWhatIsCommitted(t *testing.T) {
 	}
 }
 
-// TestACopyForARepairIsNotHeldForLong: a write may not end for as long as its chain is held up, and a command that has
+// TestACopyWaitsWithoutABuffer: while writes that came before it are not committed it is not read, because other ranges
+// need the buffer. After a second its asker may ask again.
+func TestACopyWaitsWithoutABuffer(t *testing.T) {
+	for name, role := range copyRoles() {
+		t.Run(name, func(t *testing.T) {
+			r := alone(t, role)
+			storeForward(t, r)
+			askForCopy(r)
+			for now, turns := int64(1), 0; turns < 200; turns++ {
+				out := Actions{}
+				r.SetTime(now, testWall)
+				if r.Turn(&out); len(out.Requests) > 0 {
+					t.Fatalf("%+v", out.Requests)
+				}
+				for _, a := range out.Responses {
+					if a.Handle == 55 {
+						if a.Status != nvme.NamespaceNotReady || now < 1e9/2 || now > 2e9 {
+							t.Errorf("after %d ns: %+v", now, a)
+						}
+						return
+					}
+				}
+				if now = out.WakeNS; now == 0 {
+					break
+				}
+			}
+			t.Error("a copy that waits for a write has no answer")
+		})
+	}
+}
+
+// TestACopyIsNotHeldForLong: a write may not end for as long as its chain is held up, and a command that has
 // no answer would end the connection of all ranges.
-func TestACopyForARepairIsNotHeldForLong(t *testing.T) {
-	r, _ := askedForARepair(t)
+func TestACopyIsNotHeldForLong(t *testing.T) {
+	r, _, _ := askedForACopy(t, copyRoles()["filling"])
 	for now, turns := int64(1), 0; turns < 20; turns++ {
 		out := Actions{}
 		r.SetTime(now, testWall)

@@ -71,7 +71,7 @@ type Replica struct {
 	filled, sent []int32
 	// copying are CopyOuts that wait for a buffer.
 	copying list.List
-	// uncommitted are CopyOuts for repairs that have writes which are not committed yet.
+	// uncommitted are CopyOuts that have writes which are not committed yet.
 	uncommitted list.List
 	// asked are what was asked for by Commands under way, by their tags.
 	asked slab.Table[asked]
@@ -256,7 +256,7 @@ func (r *Replica) Turn(out *Actions) {
 	r.sent = r.sent[:0]
 	r.continueLater(out)
 	r.continueRevival(out)
-	r.answerRepairs()
+	r.answerCopies()
 	r.repeat()
 	if r.starved && (r.now >= r.starvedNS || r.cfg.Memory.isHalfFree(r.place)) {
 		r.starved = false

@@ -17,7 +17,7 @@ type storeOp struct {
 	// ranged is the RangeOp in whose place it is; nil: it is op.
 	ranged *crrs.RangeOp
 	buffer int32 // of a CopyOut
-	// bound is the version up to which all writes have to end before a CopyOut for a repair is answered.
+	// bound is the version up to which all writes have to end before a CopyOut begins, or is answered.
 	bound uint64
 	// failingNS is since when the store cannot do a write, or a CopyOut waits for the end of others; 0: neither.
 	failingNS int64
@@ -208,6 +208,7 @@ func (r *Replica) beginRanges(out *Actions) {
 			q.Op, q.Value = kvstore.Digest, make([]byte, nvme.KVRangeHeaderBytes+sums*nvme.KVSumBytes)
 			q.Range = kvstore.Range{First: p.First, Last: lastOf(p), From: p.First, Width: shift + 1, Unix: p.Time}
 		case crrs.CopyOut:
+			o.bound, o.failingNS = r.port.Replica().Version(), r.now
 			r.ops.Links.Push(&r.copying, n)
 			continue
 		case crrs.CopyIn:
@@ -222,9 +223,19 @@ func (r *Replica) beginRanges(out *Actions) {
 		out.Requests = append(out.Requests, *q)
 	}
 	r.acts.Ranges = r.acts.Ranges[:0]
-	for r.copying.N > 0 && len(r.cfg.Batches.outs.free) > 0 {
+	for left := r.copying.N; left > 0; left-- {
 		n := r.ops.Links.Pop(&r.copying)
 		o := r.ops.At(n)
+		// It would wait for these writes with a buffer, which other ranges need.
+		ended := r.port.Replica().Ended(o.ranged, o.bound)
+		if !ended && r.now-o.failingNS >= uncommittedNS {
+			r.endRanged(n, crrs.GivenUp)
+			continue
+		}
+		if !ended || len(r.cfg.Batches.outs.free) == 0 {
+			r.ops.Links.Push(&r.copying, n)
+			continue
+		}
 		o.buffer = r.cfg.Batches.outs.take()
 		p := &o.ranged.Part
 		o.key = p.From.Key
@@ -269,12 +280,10 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 		to := b.To()
 		o.ranged.To, o.ranged.Last, o.ranged.Data = cursorOf(&to), b.Complete(), b
 		st = crrs.Done
-		if r.port.Replica().OfRepair(o.ranged) {
-			o.bound, o.failingNS = r.port.Replica().Version(), r.now
-			r.ops.Links.Push(&r.uncommitted, i)
-			r.answerRepairs()
-			return
-		}
+		o.bound, o.failingNS = r.port.Replica().Version(), r.now
+		r.ops.Links.Push(&r.uncommitted, i)
+		r.answerCopies()
+		return
 	default:
 		st = crrs.Done
 	}
