@@ -47,6 +47,26 @@ type Part struct {
 	Sums []Sum
 }
 
+// Copies and tombstones.
+//
+// A batch has what was there when it was read. If a key of it is deleted before the batch is stored, the tombstone keeps
+// the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for are over:
+//
+//	asked ── BatchNS ──> given to the store ── … ──> stored, at most LateNS after it was asked for     < TombstoneNS
+//
+// One that was not given to the store in time is given up, and asked for again; when the store took longer, the replica
+// is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. A write
+// that was not done by a store for as long, for want of room, has later Deletes of its key done once more.
+const (
+	BatchNS = 60e9
+	LateNS  = 300e9
+	// TombstoneNS is how long a tombstone lasts at least, by the clock of the node whose store it is in. The rest is for
+	// times of day that are corrected, and go at another rate.
+	TombstoneNS = 2 * LateNS
+	// noRoomNS is when a batch is asked for again for which there was no room.
+	noRoomNS = 1e9
+)
+
 // fanBits is the logarithm of the number of parts that are compared at once.
 const fanBits = 6
 
@@ -87,6 +107,8 @@ type RangeOp struct {
 	// Lost: LostAt is the last position of what the store could not read. It is for StoreUnreadable.
 	Lost   bool
 	LostAt uint64
+	// askedNS is when the batch of a CopyIn was asked for.
+	askedNS int64
 	// repairs: the asker repairs what it cannot read.
 	repairs bool
 	// asker is the member that has asked, or NoPeer for the replica itself; tag and epoch are those of its message.
@@ -121,6 +143,8 @@ type task struct {
 	// attempt counts the requests to the copier. It is in their tags, so that an answer to an earlier one is
 	// recognized.
 	attempt uint32
+	// askedNS is when it was asked for, dueNS when it may be again.
+	askedNS, dueNS int64
 	// again: it takes up something that was open, up to the position end, and that was asked for so many times before.
 	again bool
 	end   uint64
@@ -213,14 +237,14 @@ func (r *Replica) continuePass(out *Actions) {
 		if t.state == taskIdle && !p.take(t) && !p.takeOpen(t, r.now) {
 			idle++
 		}
-		if t.state != taskWanted {
+		if t.state != taskWanted || t.copied && (r.tooFull || r.now < t.dueNS) {
 			continue
 		}
 		kind := Fetch
 		if !t.copied {
 			kind = Compare
 		}
-		t.state, t.lost = taskAsked, false
+		t.state, t.lost, t.askedNS = taskAsked, false, r.now
 		t.attempt++
 		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
@@ -312,11 +336,16 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 			r.releaseValue(m, out)
 			return
 		}
+		if r.now-t.askedNS >= BatchNS {
+			t.state = taskWanted
+			r.releaseValue(m, out)
+			return
+		}
 		t.state = taskStored
 		r.pass.progress.Batches++
 		r.pass.progress.Bytes += uint64(len(m.Value))
 		op.Kind, op.Clock, op.Data, op.Mem = CopyIn, r.pass.clock, m.Value, m.Mem
-		op.First, op.Bits, op.From = t.First, t.Bits, t.From
+		op.First, op.Bits, op.From, op.askedNS = t.First, t.Bits, t.From, t.askedNS
 	default:
 		r.releaseValue(m, out)
 		return
@@ -328,6 +357,8 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	switch {
 	case r.damaged:
+	case op.asker == NoPeer && op.Kind == CopyIn && r.now-op.askedNS >= LateNS:
+		r.fail(out)
 	case op.asker == NoPeer && isRepair(op.tag):
 		r.repaired(op, st, out)
 	case op.asker == NoPeer && st == StoreUnreadable:
@@ -359,17 +390,38 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	}
 }
 
-// Wants reports whether a batch that the store is asked to take is of the present pass, or of the repair under way. If
-// not, nobody needs it: it ends as GivenUp.
+// Wants reports whether a batch that the store is asked to take is of the present pass, or of the repair under way, and
+// not too old. If not, it ends as GivenUp.
 func (r *Replica) Wants(op *RangeOp) bool {
-	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil || r.wantsRepair(op))
+	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil && r.now-op.askedNS < BatchNS || r.wantsRepair(op))
 }
 
-// drained notes that the store does not have a batch of an earlier pass any more.
+// drained notes that the store does not have a batch any more, which was given up. It is asked for again, unless it was
+// of an earlier pass.
 func (r *Replica) drained(op *RangeOp) {
+	if t := r.pass.taskOf(op.tag, taskStored); t != nil {
+		t.state, t.dueNS = taskWanted, r.now+noRoomNS
+		return
+	}
 	if t := &r.pass.tasks[uint32(op.tag)]; t.state == taskDraining {
 		t.state = taskIdle
 	}
+}
+
+// roomDueNS is when a task may be taken up that waits for room; 0: none does.
+func (r *Replica) roomDueNS() (at int64) {
+	for i := range r.pass.tasks {
+		if t := &r.pass.tasks[i]; r.role.Filling && t.state == taskWanted && t.copied {
+			due := t.dueNS
+			if r.tooFull {
+				due = max(due, r.now+noRoomNS)
+			}
+			if due > r.now && (at == 0 || due < at) {
+				at = due
+			}
+		}
+	}
+	return at
 }
 
 // copiedIn goes on behind a batch that has been stored.

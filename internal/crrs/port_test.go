@@ -486,7 +486,7 @@ func TestAFullMemberIsHeardOfAtTheHead(t *testing.T) {
 		if head.Full() || head.DueNS() != 0 {
 			t.Fatal("it is full at the beginning")
 		}
-		r.nodes[full].p.r.SetFull(true)
+		r.nodes[full].p.r.SetFull(true, false)
 		r.write(1, 1)
 		pass(1)
 		if !head.Full() || full > 0 && head.DueNS() == 0 || full < 2 && r.nodes[2].p.r.Full() {
@@ -497,7 +497,7 @@ func TestAFullMemberIsHeardOfAtTheHead(t *testing.T) {
 		if !head.Full() {
 			t.Errorf("node %d is still full", full)
 		}
-		r.nodes[full].p.r.SetFull(false)
+		r.nodes[full].p.r.SetFull(false, false)
 		pass(askFullNS)
 		pass(askFullNS)
 		if head.Full() || head.DueNS() != 0 {

@@ -70,8 +70,8 @@ type repair struct {
 	// source is the one of Role.Others that is asked. lacks has a bit for each that cannot read what comes next.
 	source, lacks uint8
 	attempt       uint32
-	// beginNS is when it has begun, dueNS when it goes on.
-	beginNS, dueNS int64
+	// beginNS is when it has begun, dueNS when it goes on. askedNS is when the last batch was asked for.
+	beginNS, dueNS, askedNS int64
 	// queue are the positions that wait, queued how many.
 	queue  [repairQueue]uint64
 	queued int
@@ -279,7 +279,7 @@ func (r *Replica) askSource(out *Actions) {
 		r.endRepair(RepairNoSource, out)
 		return
 	}
-	p.state = repairAsked
+	p.state, p.askedNS = repairAsked, r.now
 	p.attempt++
 	r.send(r.role.Others[p.source], Message{Kind: Fetch, Tag: p.tag(), Part: &Part{First: p.First, Bits: p.Bits,
 		From: p.From}}, out)
@@ -318,7 +318,7 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 	p.state, p.next = repairAtStore, repairAsked
 	p.To, p.Last = m.Part.To, m.Part.Last
 	out.Ranges = append(out.Ranges, RangeOp{Kind: CopyIn, Part: p.Part, Data: m.Value, Mem: m.Mem, asker: NoPeer,
-		tag: p.tag(), epoch: r.role.Epoch})
+		tag: p.tag(), epoch: r.role.Epoch, askedNS: p.askedNS})
 }
 
 // wantsRepair reports whether an operation is that for which the repair waits, and it has not taken too long.

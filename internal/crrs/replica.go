@@ -40,6 +40,8 @@ type Replica struct {
 	// been told. While a member behind is full it is asked at askNS whether it still is.
 	full, behindFull, toldFull bool
 	askNS                      int64
+	// tooFull: the partition has no room for copies.
+	tooFull bool
 	// missed: there was no slot for a Forward.
 	missed bool
 	// soundAbove is what Sound returns while no other member serves.
@@ -83,6 +85,8 @@ type write struct {
 	// waited: a client waits for it. led: a client of this replica has asked for it, and it counts in Replica.led, also
 	// when the client waits no more.
 	waited, led bool
+	// storeNS is when the store was given it.
+	storeNS int64
 	// waitedNS is since when the write has waited for a repair, at first; 0: it has not. tries counts how often.
 	waitedNS int64
 	tries    uint8
@@ -377,8 +381,8 @@ func (r *Replica) Flush(out *Actions) {
 // it by answers to Forwards, which there are none of while the ChainHead refuses Puts.
 const askFullNS = 500e6
 
-// SetFull says whether the partition is nearly full.
-func (r *Replica) SetFull(full bool) { r.full = full }
+// SetFull says whether the partition is nearly full. tooFull: it has no room for copies, and none is asked for.
+func (r *Replica) SetFull(full, tooFull bool) { r.full, r.tooFull = full, tooFull }
 
 // Full reports whether the partition of the replica, or of a member behind it, is nearly full: a ChainHead is given no
 // more Puts then.
@@ -389,6 +393,9 @@ func (r *Replica) DueNS() int64 {
 	at := r.repairDueNS()
 	if due := r.pass.openDueNS(); due > r.now && (at == 0 || due < at) {
 		at = due // one that is due already waits for a task
+	}
+	if due := r.roomDueNS(); due != 0 && (at == 0 || due < at) {
+		at = due
 	}
 	if due := r.unjudgedDueNS(); due != 0 && (at == 0 || due < at) {
 		at = due

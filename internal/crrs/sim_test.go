@@ -428,7 +428,7 @@ func (s *sim) disturb() {
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
 	other := s.rng.IntN(len(s.nodes)+1) - 1
 	s.endConnections(n, other)
-	n.r.SetFull(s.rng.IntN(3) == 0)
+	n.r.SetFull(s.rng.IntN(3) == 0, s.rng.IntN(6) == 0)
 	switch s.rng.IntN(9) {
 	case 8:
 		s.outage()
@@ -534,7 +534,7 @@ func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 	s.acked = 0
 	for _, n := range s.nodes {
 		n.slow = false
-		n.r.SetFull(false)
+		n.r.SetFull(false, false)
 		s.resume(n)
 		if n.dead {
 			s.revive(n)

@@ -202,7 +202,7 @@ func (r *Replica) Withdraw() { r.port.Replica().Withdraw() }
 // none for copies while the replica is filled.
 func (r *Replica) SetFull(full, tooFull bool) {
 	r.tooFull = tooFull
-	r.port.Replica().SetFull(full)
+	r.port.Replica().SetFull(full, tooFull)
 }
 
 // Adopt adopts a view. place is the number of members behind the replica.

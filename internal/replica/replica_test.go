@@ -334,15 +334,15 @@ func TestAChainHeadHearsThatAMemberIsFull(t *testing.T) {
 	}
 }
 
-// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store. If the membership
-// ends meanwhile the batch is given up: there may never be room for it, and it would keep the range from being dropped.
+// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store, nor asked for. One
+// that finds no room, or comes too late, is given up, and its buffer is free for others.
 func TestCopiesWaitForRoom(t *testing.T) {
-	for step := -1; step < 4; step++ {
+	for step := -1; step < 5; step++ {
 		copyWithoutRoom(t, step)
 	}
 }
 
-// copyWithoutRoom has a batch wait. With step the membership ends there; -1: it goes on.
+// copyWithoutRoom has batches be given up. With step the membership ends there; -1: it goes on.
 func copyWithoutRoom(t *testing.T, step int) {
 	role := tailRole
 	role.Filling = true
@@ -385,26 +385,52 @@ func copyWithoutRoom(t *testing.T, step int) {
 	own.Sum(0).Add(1, 99) // an object that the copier does not have
 	own.Seal()
 	r.Stored(&kvstore.Reply{Tag: q.Tag, ValueLen: copy(q.Value, own)})
-	answer(nvme.CmdKVFetch, func(k *nvme.KVReplicaSQE, buf []byte) nvme.KVRange {
+	batch := func(k *nvme.KVReplicaSQE, buf []byte) nvme.KVRange {
 		last := k.Last()
 		b := nvme.NewKVRange(buf, nvme.KVCopy, k.First(), last, nvme.KVCursorAt(k.First(), nil))
 		b.SetTo(nvme.KVLastOf(last))
 		b.SetFlags(nvme.KVComplete)
 		b.Seal()
 		return b[:b.LenBytes()]
-	})
+	}
+	// Each step begins when the batch may be asked for. With after it comes only then.
 	for i, c := range []struct {
 		tooFull bool
+		after   int64
 		status  kvstore.Status // of the store, if it is asked
-	}{{true, 0}, {true, 0}, {false, kvstore.CapacityExceeded}, {true, 0}, {false, kvstore.OK}} {
+	}{{true, 0, 0}, {false, 0, kvstore.CapacityExceeded}, {false, crrs.BatchNS, 0}, {false, 0, kvstore.NoMemory},
+		{false, 0, kvstore.OK}} {
+		r.SetFull(true, false)
+		fetch := func() (c *Command) {
+			for i := range out.Commands {
+				if out.Commands[i].SQE.Opcode() == nvme.CmdKVFetch {
+					c = &out.Commands[i]
+				}
+			}
+			return c
+		}
+		for n := 0; fetch() == nil; n++ {
+			if n == 100 {
+				t.Fatalf("step %d: no batch is asked for", i)
+			}
+			if turn(); fetch() == nil && out.WakeNS == 0 {
+				t.Fatalf("step %d: nothing wakes the replica", i)
+			}
+		}
+		f := *fetch()
+		now += c.after
+		r.SetTime(now, testWall)
 		r.SetFull(true, c.tooFull)
+		b := batch(f.SQE.KVReplica(), f.Buf)
+		r.Completed(f.Tag, nvme.Success, uint64(len(b)), b)
 		turn()
+		stores := !c.tooFull && c.after == 0
 		if i == step {
-			if r.Quiet() {
-				t.Error("quiet with a batch that waits")
+			if again := fetch(); again != nil {
+				r.Failed(again.Tag)
 			}
 			r.Adopt(crrs.Role{Epoch: role.Epoch + 1}, 0)
-			if len(out.Requests) > 0 {
+			if stores {
 				r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: c.status})
 			}
 			turn()
@@ -413,17 +439,17 @@ func copyWithoutRoom(t *testing.T, step int) {
 			}
 			return
 		}
-		if asked := len(out.Requests) == 1 && out.Requests[0].Op == kvstore.CopyIn; asked == c.tooFull ||
-			asked == (len(out.Requests) == 0) || out.WakeNS == 0 && c.tooFull {
-			t.Fatalf("too full %v: the store is asked for %+v, and the next turn is at %d", c.tooFull, out.Requests,
-				out.WakeNS)
+		if stores != (len(out.Requests) == 1 && out.Requests[0].Op == kvstore.CopyIn) || !stores && len(out.Requests) > 0 {
+			t.Fatalf("step %d: the store is asked for %+v", i, out.Requests)
 		}
-		if !c.tooFull {
+		for begun := now; stores && len(out.Requests) > 0; turn() {
 			r.Stored(&kvstore.Reply{Tag: out.Requests[0].Tag, Status: c.status})
-			out = Actions{}
-			if r.Turn(&out); c.status != kvstore.OK && (len(out.Requests) > 0 || out.WakeNS != now+retryFullNS) {
-				t.Fatalf("the store has no room: %+v", out)
+			if now-begun > crrs.BatchNS+crrs.BatchNS/2 {
+				t.Fatalf("a batch is tried for %d ns", now-begun)
 			}
+		}
+		if free := len(r.cfg.Batches.fetched.free); free != len(r.cfg.Batches.fetched.all) && fetch() == nil {
+			t.Fatalf("step %d: %d buffers are free", i, free)
 		}
 	}
 	if turn(); !r.Complete() || r.Damaged() || r.Left() != "" {

@@ -155,12 +155,8 @@ func (r *Replica) continueLater(out *Actions) {
 		i := r.ops.Links.Pop(&r.later)
 		o := r.ops.At(i)
 		if o.ranged != nil && o.ranged.Kind == crrs.CopyIn {
-			if !r.port.Replica().Wants(o.ranged) {
-				r.endRanged(i, crrs.GivenUp) // its membership has ended, and there may never be room for it
-				continue
-			}
-			if r.isTooFull(o.ranged) {
-				r.ops.Links.Push(&r.later, i)
+			if !r.port.Replica().Wants(o.ranged) || r.isTooFull(o.ranged) {
+				r.endRanged(i, crrs.GivenUp) // it is asked for again if somebody needs it
 				continue
 			}
 		}
@@ -214,7 +210,7 @@ func (r *Replica) beginRanges(out *Actions) {
 		case crrs.CopyIn:
 			q.Op, q.Value, q.Version = kvstore.CopyIn, rop.Data, rop.Clock
 			if r.isTooFull(&rop) {
-				r.tryLater(n, retryFullNS)
+				r.endRanged(n, crrs.GivenUp)
 				continue
 			}
 		case crrs.Settle:
@@ -258,7 +254,9 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 	case p.Status == kvstore.NoMemory, p.Status == kvstore.Superseded: // the latter: a Drop of the range is being swept
 		r.tryLater(i, retryNS)
 		return
-	case p.Status == kvstore.CapacityExceeded: // the member is filled when there is room
+	case p.Status == kvstore.CapacityExceeded && o.ranged.Kind == crrs.CopyIn && !o.ranged.Repairs():
+		st = crrs.GivenUp // the member is filled when there is room
+	case p.Status == kvstore.CapacityExceeded:
 		r.tryLater(i, retryFullNS)
 		return
 	case isUnreadable(p.Status):
