@@ -340,15 +340,7 @@ func (s *sim) heartbeat(n *node) {
 // watch gives up members that are not heard of. A new view comes only when their authority has ended.
 func (s *sim) watch() {
 	s.after(lease/10, s.watch)
-	if only := s.nodes[s.chain[0]]; len(s.chain) == 1 && only.r.damaged != s.halted && !only.dead && !only.failed {
-		// It goes on when it has seen that it was no member.
-		if s.halted = only.r.damaged; !s.halted {
-			only.heard = s.now
-		}
-		s.filling = -1
-		s.newEpoch()
-	}
-	if s.halted {
+	if s.watchHalted(); s.halted {
 		return
 	}
 	for _, id := range s.chain {
@@ -456,40 +448,6 @@ func (s *sim) disturb() {
 		s.trace("cut %v", links)
 		s.after(s.duration(), func() { s.mend(n.id, other, links) })
 	}
-}
-
-// outage ends the processes of all members. What their stores have made durable is there afterwards, and one of them
-// goes on as the last copy.
-func (s *sim) outage() {
-	var back []*node
-	for _, id := range s.chain {
-		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !s.leaving[id] {
-			back = append(back, n)
-		}
-	}
-	if len(back) == 0 {
-		return
-	}
-	lives := map[int]int{}
-	for _, n := range s.nodes {
-		lives[n.id] = n.life
-	}
-	for _, id := range s.chain {
-		s.restart(s.nodes[id])
-	}
-	n := back[s.rng.IntN(len(back))]
-	n.heard = s.now
-	if s.filling >= 0 && s.rng.IntN(2) == 0 {
-		s.restart(s.nodes[s.filling])
-	}
-	s.chain, s.filling = []int{n.id}, -1
-	s.trace("outage")
-	for _, n := range s.nodes {
-		if n.life != lives[n.id] {
-			s.disconnected(n.id)
-		}
-	}
-	s.newEpoch()
 }
 
 // duration is short, or longer than every lease.

@@ -18,3 +18,51 @@ func (s *sim) tryToRevive(n *node) {
 	s.revived++
 	n.r.Revive()
 }
+
+// watchHalted halts the range if its only member is damaged, and has it go on when that has revived: it has seen then
+// that it was no member.
+func (s *sim) watchHalted() {
+	only := s.nodes[s.chain[0]]
+	if len(s.chain) > 1 || only.r.damaged == s.halted || only.dead || only.failed {
+		return
+	}
+	if s.halted = only.r.damaged; !s.halted {
+		only.heard = s.now
+	}
+	s.filling = -1
+	s.newEpoch()
+}
+
+// outage ends the processes of all members. What their stores have made durable is there afterwards, and one of them
+// goes on as the last copy.
+func (s *sim) outage() {
+	var back []*node
+	for _, id := range s.chain {
+		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !s.leaving[id] {
+			back = append(back, n)
+		}
+	}
+	if len(back) == 0 {
+		return
+	}
+	lives := map[int]int{}
+	for _, n := range s.nodes {
+		lives[n.id] = n.life
+	}
+	for _, id := range s.chain {
+		s.restart(s.nodes[id])
+	}
+	n := back[s.rng.IntN(len(back))]
+	n.heard = s.now
+	if s.filling >= 0 && s.rng.IntN(2) == 0 {
+		s.restart(s.nodes[s.filling])
+	}
+	s.chain, s.filling = []int{n.id}, -1
+	s.trace("outage")
+	for _, n := range s.nodes {
+		if n.life != lives[n.id] {
+			s.disconnected(n.id)
+		}
+	}
+	s.newEpoch()
+}
