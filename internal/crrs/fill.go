@@ -52,17 +52,17 @@ type Part struct {
 // A batch has what was there when it was read. If a key of it is deleted before the batch is stored, the tombstone keeps
 // the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for are over:
 //
-//	asked ── BatchNS ──> given to the store ── … ──> stored, at most LateNS after it was asked for     < TombstoneNS
+//	asked ── BatchNS ──> given to the store ── … ──> stored, at most LateNS after it was asked for   < MinTombstoneNS
 //
 // One that was not given to the store in time is given up, and asked for again; when the store took longer, the replica
-// is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. A write
-// that was not done by a store for as long, for want of room, has later Deletes of its key done once more.
+// is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. Writes,
+// which are held back for any time if there is no room, do not depend on it: see storeAgain.
 const (
 	BatchNS = 60e9
 	LateNS  = 300e9
-	// TombstoneNS is how long a tombstone lasts at least, by the clock of the node whose store it is in. The rest is for
-	// times of day that are corrected, and go at another rate.
-	TombstoneNS = 2 * LateNS
+	// MinTombstoneNS is how long a tombstone has to last at least, by the time of day of the node whose store has it. That
+	// may be set forward by the difference to how long it does last.
+	MinTombstoneNS = LateNS + 1e9
 	// noRoomNS is when a batch is asked for again for which there was no room.
 	noRoomNS = 1e9
 )

@@ -85,8 +85,6 @@ type write struct {
 	// waited: a client waits for it. led: a client of this replica has asked for it, and it counts in Replica.led, also
 	// when the client waits no more.
 	waited, led bool
-	// storeNS is when the store was given it.
-	storeNS int64
 	// waitedNS is since when the write has waited for a repair, at first; 0: it has not. tries counts how often.
 	waitedNS int64
 	tries    uint8

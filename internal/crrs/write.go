@@ -123,7 +123,7 @@ func (r *Replica) forward(i int32, out *Actions) {
 // store asks the store to do a write.
 func (r *Replica) store(i int32, out *Actions) {
 	w := r.writes.At(i)
-	w.storing, w.storeNS = true, r.now
+	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
 		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
 		Conditional: w.Conditional && w.deciding, Payer: w.Payer})
@@ -196,7 +196,7 @@ func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Action
 		r.decided(slot, st, version, out)
 	default:
 		w.durable = true
-		if r.now-w.storeNS >= LateNS {
+		if st == Done {
 			r.storeAgain(w.Key, w.version, out)
 		}
 	}
@@ -204,8 +204,9 @@ func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Action
 	r.startQueued(out)
 }
 
-// storeAgain has later writes of a key stored once more, because this one was stored so late that the tombstone of one
-// of them may be over. None of them counts as durable meanwhile: the marks have not passed this one.
+// storeAgain has later writes of a key stored once more that were stored before this one. The store would have said that
+// it is superseded, but if it had no room for it for so long that the tombstone of a later Delete is over. None of them
+// counts as durable meanwhile: the marks have not passed this one.
 func (r *Replica) storeAgain(k Key, version uint64, out *Actions) {
 	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
 		if w := r.writes.At(i); w.Key == k && w.version > version && w.durable {

@@ -27,7 +27,7 @@ func TestAnAnsweredFetchKeepsNoBuffer(t *testing.T) {
 	var all [3]*Replica
 	var outs [3]Actions
 	for i := range all {
-		r, out := New(Config{Memory: memory, Batches: batches, Tables: tables, TombstoneSeconds: 100, Alloc: heap,
+		r, out := New(Config{Memory: memory, Batches: batches, Tables: tables, TombstoneSeconds: 1000, Alloc: heap,
 			PortConfig: crrs.PortConfig{Keep: 4, Requests: 16, Served: 8,
 				Config: crrs.Config{Window: 16, Reads: 16, Bits: 64, Parts: 2, Leaf: 4}}}), &outs[i]
 		r.SetTime(1, testWall)

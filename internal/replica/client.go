@@ -43,7 +43,7 @@ func (r *Replica) Write(w *Write) {
 		return
 	case w.Op == kvstore.Delete:
 		q.Op = crrs.Delete
-		q.Expires = r.wall + r.cfg.TombstoneSeconds
+		q.Expires = r.wallIn(r.cfg.TombstoneSeconds)
 		if w.Tombstone && (w.Expires == 0 || w.Expires > q.Expires) {
 			q.Expires = w.Expires
 		}
@@ -56,6 +56,9 @@ func (r *Replica) Write(w *Write) {
 			r.replies = append(r.replies, Reply{Tag: w.Tag, Status: crrs.Unavailable})
 			return
 		}
+	}
+	if q.KeepUntil != 0 && !q.Retry {
+		q.KeepUntil = max(q.KeepUntil, r.wallIn(minKeepSeconds+keepMargin))
 	}
 	if q.Conditional || q.Retry {
 		q.Position = r.position(w.Key.Bytes[:w.Key.Len])

@@ -16,6 +16,7 @@ import (
 	"math"
 
 	"jbofd/internal/crrs"
+	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/list"
 	"jbofd/internal/nvme"
@@ -34,7 +35,8 @@ type Config struct {
 	Memory *Memory
 	// Batches are the partition's.
 	Batches *Batches
-	// TombstoneSeconds is how long the tombstone of a Delete lasts at least: longer than a pass.
+	// TombstoneSeconds is how long the tombstone of a Delete lasts at least, by the node's own time of day:
+	// crrs.MinTombstoneNS or more.
 	TombstoneSeconds uint32
 	// Alloc returns memory for values that cannot wait for others to be released.
 	Alloc func(n int) ([]byte, error)
@@ -175,6 +177,8 @@ func New(cfg Config) *Replica {
 	if t == nil {
 		t = NewTables(4*cfg.Window, 2*cfg.Reads)
 	}
+	invariants.Check(int64(cfg.TombstoneSeconds)*1e9 >= crrs.MinTombstoneNS,
+		"replica: tombstones that may be over before a batch is stored")
 	cfg.PortConfig.Tables = t.crrs
 	r := &Replica{cfg: cfg, port: crrs.NewPort(cfg.PortConfig), tables: t, later: list.None, copying: list.None,
 		uncommitted: list.None}

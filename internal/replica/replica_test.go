@@ -24,7 +24,7 @@ func alone(tb testing.TB, role crrs.Role) *Replica {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	r := New(Config{Memory: m, Batches: b, TombstoneSeconds: 100, Alloc: heap,
+	r := New(Config{Memory: m, Batches: b, TombstoneSeconds: 1000, Alloc: heap,
 		PortConfig: crrs.PortConfig{Keep: 4, Requests: 16, Served: 8,
 			Config: crrs.Config{Window: 16, Reads: 16, Bits: 64, Parts: 2, Leaf: 4}}})
 	if err != nil {
@@ -46,8 +46,9 @@ func testKey(s string) (k crrs.Key) {
 
 // TestWhatTheStoreIsAskedFor: the requests that a ChainHead makes of writes, and what it answers for each reply.
 func TestWhatTheStoreIsAskedFor(t *testing.T) {
-	const tombstone = testWall + 100
+	const tombstone = testWall + 1000
 	id := kvstore.Identity{Client: 5, Seq: 6, KeepUntil: 7}
+	kept := kvstore.Identity{Client: 5, Seq: 6, KeepUntil: testWall + minKeepSeconds + keepMargin}
 	retry := kvstore.Identity{Client: 5, Seq: 6, KeepUntil: 7, Retry: true}
 	key := testKey("key")
 	for i, c := range []struct {
@@ -58,7 +59,7 @@ func TestWhatTheStoreIsAskedFor(t *testing.T) {
 		status crrs.Status
 		why    kvstore.Status
 	}{
-		{Write{Op: kvstore.Put, ID: id, Expires: 8}, kvstore.Request{Op: kvstore.Put, ID: id, Expires: 8}, kvstore.OK,
+		{Write{Op: kvstore.Put, ID: id, Expires: 8}, kvstore.Request{Op: kvstore.Put, ID: kept, Expires: 8}, kvstore.OK,
 			true, crrs.OK, 0},
 		{Write{Op: kvstore.Put}, kvstore.Request{Op: kvstore.Put}, kvstore.Superseded, false, crrs.OK, 0},
 		{Write{Op: kvstore.Put, ID: retry}, kvstore.Request{Op: kvstore.Put, ID: retry}, kvstore.OK, false, crrs.OK, 0},

@@ -49,6 +49,7 @@ func (r *Replica) beginStores(out *Actions) {
 		if s.Op != crrs.Get {
 			q.Given, q.Expires = s.Version, s.Expires
 			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
+			r.keepLonger(q)
 		}
 		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound).
 		if s.Op == crrs.Get || o.decides() {
@@ -160,8 +161,33 @@ func (r *Replica) continueLater(out *Actions) {
 				continue
 			}
 		}
+		r.keepLonger(&o.req)
 		out.Requests = append(out.Requests, o.req)
 	}
+}
+
+// minKeepSeconds is for how long an identity is kept at least: for longer than most clients repeat a write (KeepFor,
+// two minutes). The ChainHead gives it keepMargin more, so that all have the same if their clocks differ by less.
+const (
+	minKeepSeconds = 150
+	keepMargin     = 30
+)
+
+// keepLonger has a write keep its identity, and a Delete its tombstone, for as long as it is needed by the time of day
+// of this node. Both were given by that of the ChainHead, which may be another one. With a Retry the time of the
+// identity also says what may have been dropped.
+func (r *Replica) keepLonger(q *kvstore.Request) {
+	if q.Op == kvstore.Delete && q.Expires != 0 {
+		q.Expires = max(q.Expires, r.wallIn(r.cfg.TombstoneSeconds))
+	}
+	if q.ID.KeepUntil != 0 && !q.ID.Retry {
+		q.ID.KeepUntil = max(q.ID.KeepUntil, r.wallIn(minKeepSeconds))
+	}
+}
+
+// wallIn is the time of day of an instant that is so many seconds from now.
+func (r *Replica) wallIn(seconds uint32) uint32 {
+	return uint32(min(uint64(r.wall)+uint64(seconds), math.MaxUint32))
 }
 
 // lastOf returns the last position of a part.

@@ -125,8 +125,9 @@ const (
 	// outs and fetched are the batches of passes, of all ranges together.
 	outs    = 2
 	fetched = 4
-	// tombstoneSeconds is longer than a pass takes.
-	tombstoneSeconds = 24 * 3600
+	// tombstoneSeconds is how long tombstones last: longer than any batch, also when the time of day is set forward by an
+	// hour meanwhile.
+	tombstoneSeconds = 2 * 3600
 )
 
 // Untimed is the time of a command that says nothing of how long commands of its kind take.

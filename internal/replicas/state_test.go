@@ -84,8 +84,9 @@ func TestWhatIsReported(t *testing.T) {
 		g := &Replicas{cfg: Config{Incomplete: c.incomplete}, joined: true, self: 1,
 			active: &cluster.Map{View: &view.View{Chains: []view.Chain{c.active}}}, ranges: make([]*member, 1)}
 		if c.filled != 0 {
-			g.ranges[0] = &member{r: replica.New(replica.Config{PortConfig: crrs.PortConfig{Keep: 1, Requests: 4,
-				Served: 2, Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}}), filled: c.filled}
+			g.ranges[0] = &member{r: replica.New(replica.Config{TombstoneSeconds: tombstoneSeconds,
+				PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2,
+					Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}}), filled: c.filled}
 		}
 		if got := g.localState(0, c.newest[0]); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
