@@ -32,8 +32,12 @@ type Write struct {
 // hot: 0 allocs
 func (r *Replica) Write(w *Write) {
 	r.begin()
+	c := client{tag: w.Tag, cond: w.Condition, version: w.Version}
+	if c.idle = w.Op == kvstore.Delete && w.Condition == kvstore.Always && r.port.Replica().Full(); c.idle {
+		c.cond = kvstore.IfPresent // what deletes nothing leaves no tombstone, nor takes a place in the order
+	}
 	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq}, Expires: w.Expires,
-		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: w.Condition != kvstore.Always,
+		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: c.cond != kvstore.Always,
 		Payer: uint32(w.Tenant)}
 	switch {
 	case w.Condition == kvstore.IfNewer || w.Op != kvstore.Put && w.Op != kvstore.Delete,
@@ -63,7 +67,8 @@ func (r *Replica) Write(w *Write) {
 	if q.Conditional || q.Retry {
 		q.Position = r.position(w.Key.Bytes[:w.Key.Len])
 	}
-	q.Tag = r.addClient(client{tag: w.Tag, cond: w.Condition, version: w.Version, retry: q.Retry})
+	c.retry = q.Retry
+	q.Tag = r.addClient(c)
 	r.port.Replica().Write(q, &r.acts)
 }
 
@@ -92,7 +97,9 @@ func (r *Replica) takeReplies(why kvstore.Status, version uint64) {
 			Expires: p.Expires}
 		switch p.Status {
 		case crrs.Refused:
-			a.Refusal, a.Version = why, version
+			if a.Refusal, a.Version = why, version; why == kvstore.NotFound && r.clients.At(int32(p.Tag)).idle {
+				a.Status, a.Refusal, a.Version = crrs.OK, kvstore.OK, 0
+			}
 		case crrs.NotFound:
 			a.Refusal = why
 		case crrs.Unreadable:

@@ -92,7 +92,9 @@ type client struct {
 	// version is the one that the condition is about.
 	version uint64
 	retry   bool
-	scan    *Scan
+	// idle: a Delete that is done, and has deleted nothing, if the key does not exist.
+	idle bool
+	scan *Scan
 }
 
 // asked is what a command to another node asks for.
