@@ -19,8 +19,8 @@ import (
 //
 // Then the store has all that was acknowledged while the replica was a member: a write that failed was never durable
 // here, so that it was not committed. It may have more, which was durable here and not committed. A member that is
-// filled replaces that. The last copy serves it: it is committed then, for there is nobody else, and its client was told
-// that the outcome is unknown. A repetition of it finds its identity.
+// filled replaces that. The last copy serves it: it is committed then, for there is nobody else, and its client was
+// told that the outcome is unknown. A repetition of it finds its identity.
 
 // fail makes the replica useless, because its store has failed.
 func (r *Replica) fail(out *Actions) {

@@ -12,8 +12,8 @@ import "math/bits"
 //	filling ── Fetch ──> copier      a part, from a cursor on
 //	filling <── Batch ── copier      objects with versions, applied as an exact copy with the clock of the pass
 //
-// A batch is sent when all writes that the copier had when it read have ended (Replica.Ended). So it has nothing that is
-// not committed, and whatever the member has that is not, is in its window.
+// A batch is sent when all writes that the copier had when it read have ended (Replica.Ended). So it has nothing that
+// is not committed, and whatever the member has that is not, is in its window.
 //
 // The clock comes from the ChainHead: it is the last version before those of its epoch, once all writes up to it are
 // committed. What the member has with a version up to the clock is replaced by what the copier has; what is above it is
@@ -49,8 +49,9 @@ type Part struct {
 
 // Copies and tombstones.
 //
-// A batch has what was there when it was read. If a key of it is deleted before the batch is stored, the tombstone keeps
-// the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for are over:
+// A batch has what was there when it was read. If a key of it is deleted before the batch is stored, the tombstone
+// keeps the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for
+// are over:
 //
 //	asked ── BatchNS ──> given to the store ── … ──> stored, at most LateNS after it was asked for   < MinTombstoneNS
 //
@@ -60,8 +61,8 @@ type Part struct {
 const (
 	BatchNS = 60e9
 	LateNS  = 300e9
-	// MinTombstoneNS is how long a tombstone has to last at least, by the time of day of the node whose store has it. That
-	// may be set forward by the difference to how long it does last.
+	// MinTombstoneNS is how long a tombstone has to last at least, by the time of day of the node whose store has it.
+	// That may be set forward by the difference to how long it does last.
 	MinTombstoneNS = LateNS + 1e9
 	// noRoomNS is when a batch is asked for again for which there was no room.
 	noRoomNS = 1e9

@@ -27,7 +27,8 @@ var (
 // any time and overtake each other, and those of a pass come twice; links are cut in one direction or both, which loses
 // what is under way, and mended; nodes adopt views late; all processes end at once, and one of the stores goes on
 // alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
-// now and then, also that of the only member, and works again. Otherwise one member survives. Whoever has gone and is back is filled (simfill_test.go).
+// now and then, also that of the only member, and works again. Otherwise one member survives. Whoever has gone and is
+// back is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 1000 * ms

@@ -204,9 +204,9 @@ func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Action
 	r.startQueued(out)
 }
 
-// storeAgain has later writes of a key stored once more that were stored before this one. The store would have said that
-// it is superseded, but if it had no room for it for so long that the tombstone of a later Delete is over. None of them
-// counts as durable meanwhile: the marks have not passed this one.
+// storeAgain has later writes of a key stored once more that were stored before this one. The store would have said
+// that it is superseded, but if it had no room for it for so long that the tombstone of a later Delete is over. None of
+// them counts as durable meanwhile: the marks have not passed this one.
 func (r *Replica) storeAgain(k Key, version uint64, out *Actions) {
 	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
 		if w := r.writes.At(i); w.Key == k && w.version > version && w.durable {

@@ -8,8 +8,8 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// TestWhatHasFailedIsNotCertainBeforeACheckpoint: a restart may find a write done that has failed, until a checkpoint is
-// durable. Certain says so.
+// TestWhatHasFailedIsNotCertainBeforeACheckpoint: a restart may find a write done that has failed, until a checkpoint
+// is durable. Certain says so.
 func TestWhatHasFailedIsNotCertainBeforeACheckpoint(t *testing.T) {
 	r := newRig(t, seeds(t), small(32))
 	m := newModel(r, 100, func() int { return 100 })

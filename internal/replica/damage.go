@@ -12,8 +12,8 @@ import (
 
 // revival is how far that has come.
 type revival struct {
-	// sinceNS is when the replica became damaged last. setbacks counts how often it has soon after the time before: what
-	// the store cannot do may be something else than the write that is tried.
+	// sinceNS is when the replica became damaged last. setbacks counts how often it has soon after the time before:
+	// what the store cannot do may be something else than the write that is tried.
 	sinceNS  int64
 	setbacks uint8
 	// dueNS is when the next request may be made. written: the store has done the write, at writtenNS.

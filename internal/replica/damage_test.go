@@ -85,7 +85,8 @@ func TestADamagedReplicaRevives(t *testing.T) {
 		answer := func(op kvstore.Op, st kvstore.Status) {
 			t.Helper()
 			q, ok := next()
-			if !ok || q.Op != op || op == kvstore.Delete && (q.Expires != 1 || !q.Tombstone || q.Given == 0) || !r.Damaged() {
+			if !ok || q.Op != op || !r.Damaged() ||
+				op == kvstore.Delete && (q.Expires != 1 || !q.Tombstone || q.Given == 0) {
 				t.Fatalf("%+v, want %v; damaged %t", q, op, r.Damaged())
 			}
 			r.Stored(&kvstore.Reply{Tag: q.Tag, Status: st, Version: q.Given})

@@ -14,7 +14,8 @@ import (
 var repairRole = crrs.Role{Epoch: 3, Member: true, Since: 1, Predecessor: 0, Successor: crrs.NoPeer,
 	ChainTail: crrs.NoPeer, NumOthers: 2, Others: [crrs.MaxOthers]crrs.Peer{0, 1}}
 
-// copyRoles are those of a replica that is asked for a copy by node 2: for a repair of the member behind, and to fill it.
+// copyRoles are those of a replica that is asked for a copy by node 2: for a repair of the member behind, and to fill
+// it.
 func copyRoles() map[string]crrs.Role {
 	repairs, fills := repairRole, repairRole
 	repairs.Successor, repairs.ChainTail, repairs.Others[0] = 2, 2, 2

@@ -335,8 +335,8 @@ func TestAChainHeadHearsThatAMemberIsFull(t *testing.T) {
 	}
 }
 
-// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store, nor asked for. One
-// that finds no room, or comes too late, is given up, and its buffer is free for others.
+// TestCopiesWaitForRoom: while there is room only for what has begun, no batch is given to the store, nor asked for.
+// One that finds no room, or comes too late, is given up, and its buffer is free for others.
 func TestCopiesWaitForRoom(t *testing.T) {
 	for step := -1; step < 5; step++ {
 		copyWithoutRoom(t, step)
@@ -440,7 +440,7 @@ func copyWithoutRoom(t *testing.T, step int) {
 			}
 			return
 		}
-		if stores != (len(out.Requests) == 1 && out.Requests[0].Op == kvstore.CopyIn) || !stores && len(out.Requests) > 0 {
+		if n := len(out.Requests); stores != (n == 1 && out.Requests[0].Op == kvstore.CopyIn) || !stores && n > 0 {
 			t.Fatalf("step %d: the store is asked for %+v", i, out.Requests)
 		}
 		for begun := now; stores && len(out.Requests) > 0; turn() {

@@ -22,7 +22,8 @@ func newWatcher() watcher {
 	g := &Replicas{cfg: Config{Patience: watchPatience, Changed: func() {}, Log: slog.New(slog.DiscardHandler)},
 		joined: true, ranges: make([]*member, 1), until: 1 << 60}
 	g.ranges[0] = &member{r: replica.New(replica.Config{TombstoneSeconds: tombstoneSeconds,
-		PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2, Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}})}
+		PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2,
+			Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}})}
 	return watcher{g}
 }
 

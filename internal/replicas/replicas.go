@@ -125,8 +125,8 @@ const (
 	// outs and fetched are the batches of passes, of all ranges together.
 	outs    = 2
 	fetched = 4
-	// tombstoneSeconds is how long tombstones last: longer than any batch, also when the time of day is set forward by an
-	// hour meanwhile.
+	// tombstoneSeconds is how long tombstones last: longer than any batch, also when the time of day is set forward by
+	// an hour meanwhile.
 	tombstoneSeconds = 2 * 3600
 )
 

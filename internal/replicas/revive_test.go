@@ -27,8 +27,8 @@ func TestADriveThatWorksAgainEndsDamage(t *testing.T) {
 	g.same([]byte(key))
 }
 
-// TestTheLastCopyWhoseDriveWorksAgainServes: the drives of all nodes fail writes for seconds. Then all ranges are served
-// again without a restart, with everything that was acknowledged.
+// TestTheLastCopyWhoseDriveWorksAgainServes: the drives of all nodes fail writes for seconds. Then all ranges are
+// served again without a restart, with everything that was acknowledged.
 func TestTheLastCopyWhoseDriveWorksAgainServes(t *testing.T) {
 	for name, nodes := range map[string]int{"one copy": 1, "two copies": 2} {
 		t.Run(name, func(t *testing.T) {
