@@ -93,7 +93,8 @@ func clone(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	for _, part := range []string{"Makefile", "go.mod", "go.sum", "cmd", "client", "internal", "configs"} {
+	for _, part := range []string{"Makefile", "go.mod", "go.sum", "cmd", "client", "internal", "configs",
+		"test/bench/cluster.sh"} {
 		err := filepath.WalkDir(filepath.Join(root, part), func(path string, e fs.DirEntry, err error) error {
 			if err != nil {
 				return err
@@ -106,11 +107,15 @@ func clone(t *testing.T) string {
 			if err != nil {
 				return err
 			}
+			info, err := e.Info()
+			if err != nil {
+				return err
+			}
 			to := filepath.Join(dir, rel)
 			if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 				return err
 			}
-			return os.WriteFile(to, data, 0o644)
+			return os.WriteFile(to, data, info.Mode().Perm())
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -132,12 +137,29 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 	// What the next user tries: the wrong tool for the namespace, and another look.
 	more := "bin/jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:demo --nsid 3 || " +
 		"true\nbin/jbofctl reload --dry-run\n"
-	script = "set -x\n" + commands + more + stop + "\nwait %1\n"
+	out := typed(t, clone(t), "set -x\n"+commands+more+stop+"\nwait %1\n")
+	for _, want := range []string{
+		"configs/demo.yaml: valid", "ready           yes", "jbofd is ready", "randrw bs=4KiB iodepth=32",
+		"jbofbench kv --nsid 3", "a reload would change nothing", "[READ], Return=OK", "[VERIFY], Return=OK",
+		"msg=stopped",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output does not have %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+}
+
+// typed runs a script in a directory, in a network of its own if the kernel allows that, and returns what it has
+// printed. It must succeed.
+func typed(t *testing.T, dir, script string, environ ...string) string {
+	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := clone(t)
 	run := func(ownNetwork bool) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 		defer cancel()
@@ -147,6 +169,7 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 		}
 		c.Dir, c.Env = dir, slices.DeleteFunc(os.Environ(),
 			func(v string) bool { return strings.HasPrefix(v, "JBOFD_") })
+		c.Env = append(c.Env, environ...)
 		c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if ownNetwork {
 			c.Env = append(c.Env, insideEnv+"="+script)
@@ -171,18 +194,7 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, want := range []string{
-		"configs/demo.yaml: valid", "ready           yes", "jbofd is ready", "randrw bs=4KiB iodepth=32",
-		"jbofbench kv --nsid 3", "a reload would change nothing", "[READ], Return=OK", "[VERIFY], Return=OK",
-		"msg=stopped",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("the output does not have %q", want)
-		}
-	}
-	if t.Failed() {
-		t.Log(out)
-	}
+	return out
 }
 
 // TestREADMEAttachesTheDemonstration: what README says to type on a Linux host is what the daemon says.
