@@ -135,7 +135,8 @@ busy() {
   used "${pids[@]}"
 }
 used() { # PID ...: these and their children
-  cat /proc/[0-9]*/stat 2>> "$work/kill.log" | awk -v pids="$* " -v gone="$gone" '
+  # A process may end before its file is read.
+  { cat /proc/[0-9]*/stat 2>> "$work/kill.log" || true; } | awk -v pids="$* " -v gone="$gone" '
     BEGIN {n = split(pids, p, " "); for (i = 1; i <= n; i++) own[p[i]] = 1}
     $1 in own || $4 in own {t += $14 + $15}
     END {print t + gone}'
