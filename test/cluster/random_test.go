@@ -50,7 +50,7 @@ func newChaos(t *testing.T, rng *rand.Rand, nodes, copies, clients int) *chaos {
 	c := &chaos{t: t, rng: rng, copies: copies, faults: map[string]int{}, took: map[string][]time.Duration{}}
 	c.net = newNetwork(t, nodes+etcdServers)
 	c.etcd = newServers(c.net, nodes+1, etcdServers)
-	l := layout{nodes: nodes, copies: copies}
+	l := layout{nodes: nodes, copies: copies, second: rng.IntN(2) == 0}
 	clocks := exec.Command("unshare", "--time", "--monotonic", "1", "true").Run() == nil
 	for i := range nodes {
 		l.hosts, l.at = append(l.hosts, address(i+1)), append(l.at, c.net.ends[i+1])
@@ -66,8 +66,12 @@ func newChaos(t *testing.T, rng *rand.Rand, nodes, copies, clients int) *chaos {
 		l.etcd = append(l.etcd, s.url)
 	}
 	c.all = startBoxes(t, l)
-	t.Logf("%d nodes, %d copies, clocks ahead by %v", nodes, copies, l.shift)
-	c.l = startLoad(t, c.all, clients)
+	t.Logf("%d nodes, two partitions each: %t; %d copies, clocks ahead by %v", nodes, l.second, copies, l.shift)
+	if l.second {
+		c.l = startStores(t, c.all, clients)
+	} else {
+		c.l = startLoad(t, c.all, clients)
+	}
 	c.l.allWritten()
 	return c
 }
