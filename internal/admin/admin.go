@@ -14,6 +14,8 @@
 //	POST /v1/swap/discard       DiscardSwap -> Answer
 //	GET  /v1/kv/audits          List[KVAudit]
 //	POST /v1/kv/audit           AuditKV -> KVAudit
+//	GET  /v1/kv/scrubs          List[KVScrub]
+//	POST /v1/kv/scrub           ScrubKV -> KVScrub
 //	POST /v1/kv/open            OpenKV -> Answer
 //
 // A failed request is answered with a 4xx or 5xx status and an Answer whose Error states the reason.
@@ -43,6 +45,8 @@ const (
 	PathSwapDiscard     = "/v1/swap/discard"
 	PathKVAudits        = "/v1/kv/audits"
 	PathKVAudit         = "/v1/kv/audit"
+	PathKVScrubs        = "/v1/kv/scrubs"
+	PathKVScrub         = "/v1/kv/scrub"
 	PathKVOpen          = "/v1/kv/open"
 	PathKVExport        = "/v1/kv/export"
 	PathKVImport        = "/v1/kv/import"
@@ -345,6 +349,40 @@ type KVAudit struct {
 	// FreedChunks were damaged and are used again. DamagedChunks have live records that cannot be found.
 	FreedChunks   int `json:"freedChunks"`
 	DamagedChunks int `json:"damagedChunks"`
+}
+
+// ScrubKV requests another rate of the scrub of a key-value namespace, until the namespace is opened again.
+type ScrubKV struct {
+	UUID string `json:"uuid"`
+	// BytesPerSec is 0 for a pause.
+	BytesPerSec int64 `json:"bytesPerSec"`
+}
+
+// KVScrub describes the scrub of a key-value namespace, which reads all chunks again and again, in passes.
+type KVScrub struct {
+	APIVersion string `json:"apiVersion,omitempty"`
+	UUID       string `json:"uuid"`
+	SubNQN     string `json:"subNQN"`
+	NSID       uint32 `json:"nsid"`
+	// BytesPerSec is the rate; 0: it does nothing.
+	BytesPerSec int64 `json:"bytesPerSec"`
+	// Chunk of Chunks is read now. Passes have ended since the namespace was opened.
+	Chunk  int64 `json:"chunk"`
+	Chunks int64 `json:"chunks"`
+	Passes int64 `json:"passes"`
+	// Present is what the present pass has found so far, Last what the one before has, if there was one.
+	Present KVScrubPass `json:"present"`
+	Last    KVScrubPass `json:"last"`
+	// KnownLosses, of a partition of the cluster, are things that are lost and were not repaired yet.
+	KnownLosses int `json:"knownLosses"`
+}
+
+// KVScrubPass is what a pass has found.
+type KVScrubPass struct {
+	Seconds int64 `json:"seconds"`
+	// Damaged counts damaged records, by whatever they were found, and UnreadableBlocks blocks.
+	Damaged          int64 `json:"damaged"`
+	UnreadableBlocks int64 `json:"unreadableBlocks"`
 }
 
 // ParseUUID parses a UUID in the format of this API.

@@ -119,6 +119,18 @@ func (c *Client) AuditKV(ctx context.Context, uuid string, repair bool) (a KVAud
 	return a, err
 }
 
+// KVScrubs lists the scrubs of the key-value namespaces that are served.
+func (c *Client) KVScrubs(ctx context.Context) (l List[KVScrub], err error) {
+	err = c.do(ctx, http.MethodGet, PathKVScrubs, nil, &l)
+	return l, err
+}
+
+// ScrubKV changes the rate of the scrub of a key-value namespace.
+func (c *Client) ScrubKV(ctx context.Context, uuid string, bytesPerSec int64) (s KVScrub, err error) {
+	err = c.do(ctx, http.MethodPost, PathKVScrub, ScrubKV{UUID: uuid, BytesPerSec: bytesPerSec}, &s)
+	return s, err
+}
+
 // OpenKV opens a key-value namespace although it has lost writes; accept is the token of the loss.
 func (c *Client) OpenKV(ctx context.Context, uuid, accept string) (a Answer, err error) {
 	err = c.do(ctx, http.MethodPost, PathKVOpen, OpenKV{UUID: uuid, AcceptLoss: accept}, &a)

@@ -174,6 +174,7 @@ func (n *Node) adminAPI() *http.ServeMux {
 	get(admin.PathTenants, n.listTenants)
 	get(admin.PathSwap, n.listSwap)
 	get(admin.PathKVAudits, n.listAudits)
+	get(admin.PathKVScrubs, n.listScrubs)
 	change := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc("POST "+pattern, func(w http.ResponseWriter, r *http.Request) {
 			// A change may take longer than the server's time limit, and the caller waits for its outcome.
@@ -228,6 +229,13 @@ func (n *Node) adminAPI() *http.ServeMux {
 			return nil, err
 		}
 		return n.AuditKV(r.Context(), what.UUID, what.Repair)
+	})
+	change(admin.PathKVScrub, func(r *http.Request) (any, error) {
+		var what admin.ScrubKV
+		if err := readJSON(r, &what); err != nil {
+			return nil, err
+		}
+		return n.ScrubKV(what.UUID, what.BytesPerSec)
 	})
 	return mux
 }

@@ -159,6 +159,17 @@ func (r *replicaNode) losses() (known int, found uint64) {
 	return known, found
 }
 
+// lossesOf returns how many losses of a partition are known.
+func (r *replicaNode) lossesOf(id uuid.UUID) (known int) {
+	r.mu.Lock()
+	g := r.groups[id]
+	r.mu.Unlock()
+	if g != nil {
+		known, _ = g.Losses()
+	}
+	return known
+}
+
 // peerOpcodes has the opcodes of telemetry.PeerKinds.
 var peerOpcodes = []uint8{nvme.CmdKVForward, nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare,
 	nvme.CmdKVFetch}
