@@ -120,6 +120,8 @@ const (
 	// Unreadable: neither this replica nor another one that serves can read the value, or what a write depends on. Of a
 	// Retry it is not known whether the first try was done.
 	Unreadable
+	// Failing: as Unreadable, but the drive of this replica may return the value later.
+	Failing
 )
 
 // Identity names a write, so that it is done once although it is sent twice. A zero Client is no identity.
@@ -218,6 +220,8 @@ const (
 	Failed
 	// StoreUnreadable is of a Get, or a RangeOp: the store has lost something, or cannot read it. Others are asked.
 	StoreUnreadable
+	// StoreFailing is of a Get: the same, but the drive may return it later.
+	StoreFailing
 	// GivenUp is of a RangeOp: nothing was done, because nobody needs it any more (Wants), or it would take too long.
 	// Another node that has asked for it may ask again.
 	GivenUp

@@ -30,7 +30,9 @@ type read struct {
 	// unreadable: the store cannot read the value. tried is how many of Role.Others were asked then, and refused says
 	// that one of them could not answer at the moment.
 	unreadable, refused bool
-	tried               uint8
+	// failing: it is not known that the store has lost it.
+	failing bool
+	tried   uint8
 }
 
 // Read takes a client's read.
@@ -90,8 +92,11 @@ func (r *Replica) shipNext(i int32, out *Actions) {
 		return
 	}
 	st := Unreadable
-	if q.refused {
+	switch {
+	case q.refused:
 		st = Unavailable
+	case q.failing:
+		st = Failing
 	}
 	r.refuse(i, st, out)
 	r.freeRead(i)
@@ -151,8 +156,11 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 	case st == StoreUnreadable && q.from != NoPeer:
 		r.refuse(slot, Unreadable, out)
 		r.freeRead(slot)
-	case st == StoreUnreadable:
-		q.unreadable = true
+	case st == StoreFailing && q.from != NoPeer:
+		r.refuse(slot, Unavailable, out)
+		r.freeRead(slot)
+	case st == StoreUnreadable, st == StoreFailing:
+		q.unreadable, q.failing = true, st == StoreFailing
 		r.shipNext(slot, out)
 	case r.role.tail():
 		// The store may have a value that is not committed yet. It is the answer as soon as it is.

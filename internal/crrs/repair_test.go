@@ -50,6 +50,38 @@ func TestAReadThatTheStoreCannotDoIsAnsweredByOthers(t *testing.T) {
 	}
 }
 
+// TestWhatADriveMayReturnLaterIsNotSaidToBeLost: neither to a client, if nobody else has it, nor to another member.
+func TestWhatADriveMayReturnLaterIsNotSaidToBeLost(t *testing.T) {
+	for _, c := range []struct {
+		others []Status
+		want   Status
+	}{{nil, Failing}, {[]Status{Unreadable, Unreadable}, Failing}, {[]Status{Unreadable, Unavailable}, Unavailable},
+		{[]Status{Unreadable, OK}, OK}} {
+		var out Actions
+		r := newMiddle(&out)
+		if c.others == nil {
+			r.SetRole(Role{Epoch: 3, Member: true, Since: 1, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer},
+				&out)
+			out = Actions{}
+		}
+		r.Read(Read{Key: Key{Len: 1}, Tag: 9}, &out)
+		r.Fetched(out.Stores[0].Slot, StoreFailing, 0, 0, 0, &out)
+		for i, st := range c.others {
+			r.Receive(middle.Others[i], &Message{Kind: Answer, Epoch: 2, Tag: out.Sends[i].Tag, Status: st}, &out)
+		}
+		if len(out.Replies) != 1 || out.Replies[0].Status != c.want {
+			t.Errorf("%v: %+v, want %d", c.others, out.Replies, c.want)
+		}
+	}
+	var out Actions
+	r := newMiddle(&out)
+	r.Receive(3, &Message{Kind: Ship, Epoch: 2, Tag: 7, Key: Key{Len: 1}}, &out)
+	r.Fetched(out.Stores[0].Slot, StoreFailing, 0, 0, 0, &out)
+	if len(out.Sends) != 1 || out.Sends[0].Status != Unavailable {
+		t.Errorf("%+v", out.Sends)
+	}
+}
+
 // TestAMemberAnswersOthersWhileTheKeyIsClean: a value that is not committed is the ChainTail's to answer with.
 func TestAMemberAnswersOthersWhileTheKeyIsClean(t *testing.T) {
 	for _, dirty := range []string{"", "before", "meanwhile"} {
@@ -66,6 +98,9 @@ func TestAMemberAnswersOthersWhileTheKeyIsClean(t *testing.T) {
 		want := OK
 		if dirty != "" {
 			want = Unavailable
+		}
+		if len(out.Stores) > 0 && dirty == "before" {
+			t.Error("the store is asked for what may not be given")
 		}
 		if len(out.Stores) == 1 {
 			slot := out.Stores[0].Slot

@@ -102,8 +102,10 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 			st = crrs.Done
 		case kvstore.NotFound:
 			st = crrs.Absent
-		case kvstore.Corrupt, kvstore.DeviceError:
+		case kvstore.Corrupt:
 			st = crrs.StoreUnreadable
+		case kvstore.DeviceError:
+			st = crrs.StoreFailing
 		}
 		r.port.Replica().Fetched(op.Slot, st, p.Version, p.ValueLen, p.Expires, &r.acts)
 		return

@@ -343,6 +343,8 @@ func status(p *replica.Reply) (st nvme.Status, result uint64) {
 		return nvme.CommandInterrupted, 0
 	case crrs.Unreadable:
 		return nvme.UnrecoveredReadError | nvme.DNR, 0
+	case crrs.Failing:
+		return nvme.UnrecoveredReadError, 0
 	}
 	switch p.Refusal {
 	case kvstore.NotFound:

@@ -7,6 +7,8 @@ import (
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
+	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/fault"
 )
 
 // TestAConditionThatNobodyCanJudgeIsToldSoon: both members have lost what the key has. The client hears of it, many
@@ -66,4 +68,23 @@ func TestAConditionThatNobodyCanJudgeIsToldSoon(t *testing.T) {
 	if n := head.part.Stats().UserBytes - before; n > 10_000 {
 		t.Errorf("%d bytes of values were written", n)
 	}
+}
+
+// TestALoneMemberDoesNotSayThatADriveErrorIsForGood: its host may try again, and finds the value when the drive is
+// back.
+func TestALoneMemberDoesNotSayThatADriveErrorIsForGood(t *testing.T) {
+	g := newRig(t, 1, 1)
+	g.full(20 * time.Second)
+	n, h := g.nodes[0], newHost()
+	h.put("key", "value")
+	h.want(n, nvme.Success, "")
+	n.dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Read}, Len: n.dev.Info().SizeBytes, Err: ssd.ErrMedia})
+	h.get("key")
+	h.want(n, nvme.UnrecoveredReadError, "")
+	if h.Status.DNR() {
+		t.Errorf("%v", h.Status)
+	}
+	n.dev.SetRules()
+	h.get("key")
+	h.want(n, nvme.Success, "value")
 }

@@ -99,7 +99,8 @@ func (c Chain) find(p PartitionID) int {
 //     have gone are members no more.
 //   - A LastCopy that is back and Complete becomes Serving, alone: the others may have writes that were never
 //     acknowledged, or lack them, so that they are filled again.
-//   - The Filling member that is Complete becomes the ChainTail. One that cannot go on waits.
+//   - The Filling member that is Complete becomes the ChainTail. One that cannot go on waits; if that is because no
+//     member serves any more, it is the first that waits, for AcceptLoss: others have less of the data.
 //   - A member that serves and is not wanted is Leaving. It goes when as many members serve as are wanted.
 //   - Wanted partitions that are no members wait. The first one whose node is alive is filled, one at a time.
 //
@@ -147,6 +148,11 @@ func Next(c Chain, wanted []PartitionID, report func(PartitionID) Report, epoch 
 			return
 		}
 		waiting = append(waiting, m)
+	}
+	for _, m := range c {
+		if m.State == Filling && halted {
+			add(m.Partition)
+		}
 	}
 	for _, m := range c {
 		if m.State == Waiting {

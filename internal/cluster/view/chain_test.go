@@ -369,6 +369,42 @@ func (d damagedOne) Range(p PartitionID, _ int) Report {
 	return Report{Local: Silent}
 }
 
+// TestAcceptLossTakesTheMemberThatWasFilled, and none that has waited for that: it may have all but a little. Also if
+// the range was halted for a while, and whatever the order in which partitions are wanted.
+func TestAcceptLossTakesTheMemberThatWasFilled(t *testing.T) {
+	seen := 0
+	chains(partitions, func(c Chain) {
+		at := slices.IndexFunc(c, func(m Member) bool { return m.State == Filling })
+		if at < 0 || c.Halted() {
+			return
+		}
+		report := func(p PartitionID) Report {
+			if i := c.find(p); i >= 0 && c[i].State.holds() {
+				return Report{} // it is lost
+			}
+			return Report{Local: Incomplete, Epoch: now}
+		}
+		for _, wanted := range [][]PartitionID{{0, 1, 2, 3}, {3, 2, 1, 0}} {
+			next := c
+			for i := range 3 {
+				next = Next(next, wanted, report, now+Epoch(i))
+			}
+			var candidates []PartitionID
+			for _, m := range next {
+				candidates = append(candidates, m.Partition)
+			}
+			next = AcceptLoss(next, candidates, report, now+9)
+			if len(next) != 1 || next[0].Partition != c[at].Partition || next[0].State != Serving {
+				t.Fatalf("chain %v became %v, want %d alone", c, next, c[at].Partition)
+			}
+			seen++
+		}
+	})
+	if seen < 10 {
+		t.Errorf("%d chains", seen)
+	}
+}
+
 // TestAcceptLossPassesOverWhatIsDamaged: the range would be halted again at once.
 func TestAcceptLossPassesOverWhatIsDamaged(t *testing.T) {
 	v := &View{Epoch: now, Nodes: []Node{{Name: "a"}, {Name: "b"}}, Versions: make([]uint32, 2),
