@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ once, on any of the nodes; all of them join then. It is refused if etcd has a cl
 		switch {
 		case what.Replicas < 0 || what.Replicas > 5:
 			return usagef("--replicas is %d, must be 1 to 5, or 0 for the default", what.Replicas)
-		case what.Ranges < 0:
+		case what.Ranges != 0 && (what.Ranges < 16 || what.Ranges > 65536 || bits.OnesCount(uint(what.Ranges)) != 1):
 			return usagef("--ranges is %d, must be a power of two from 16 to 65536, or 0 for the default", what.Ranges)
 		}
 		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
@@ -99,16 +100,21 @@ func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
 	row(t, "authority", millis(a.AuthorityMS))
 	row(t, "replicas", a.Replicas)
 	r := a.Ranges
-	row(t, "ranges", fmt.Sprintf("%d: %d full, %d filling, %d under-replicated, %d halted, %d unassigned", r.Total,
-		r.Full, r.Filling, r.UnderReplicated, r.Halted, r.Unassigned))
+	ranges := fmt.Sprintf("%d: %d full, %d filling, %d under-replicated, %d halted, %d unassigned", r.Total, r.Full,
+		r.Filling, r.UnderReplicated, r.Halted, r.Unassigned)
+	if a.StaleMS > 0 {
+		ranges += fmt.Sprintf("; as of %s ago: this node serves none of them, and does not know who does",
+			millis(a.StaleMS).Round(time.Second))
+	}
+	row(t, "ranges", ranges)
 	fmt.Fprintln(t)
-	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "FILLING", "DOMAIN", "ADDRESS", "TARGET")
+	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "FILLING", "WAITING", "DOMAIN", "ADDRESS", "TARGET")
 	for _, n := range a.Nodes {
 		state := n.State
 		if n.Out {
 			state += ", out"
 		}
-		row(t, n.Name, state, n.Partitions, n.Replicas, n.Filling, n.Domain, n.Address, n.Target)
+		row(t, n.Name, state, n.Partitions, n.Replicas, n.Filling, n.Waiting, n.Domain, n.Address, n.Target)
 	}
 }
 
@@ -136,9 +142,10 @@ func (x *cli) clusterRingCommand() *cobra.Command {
 			}
 		}
 		return x.print(c, a, func(t *tabwriter.Writer) {
-			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "FILLING", "SHARE")
+			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "FILLING", "WAITING", "SHARE")
 			for _, p := range a.Partitions {
-				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Filling, fmt.Sprintf("%.1f%%", 100*p.Share))
+				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Filling, p.Waiting,
+					fmt.Sprintf("%.1f%%", 100*p.Share))
 			}
 		})
 	}
@@ -178,7 +185,8 @@ func (x *cli) clusterChainsCommand() *cobra.Command {
 			}
 		})
 	}
-	c.Flags().IntVar(&only, "range", -1, "show only the range with this `NUMBER`")
+	c.Flags().IntVar(&only, "range", -1, "show only the range with this `NUMBER`; without it, all")
+	c.Flag("range").DefValue = "" // -1 may not be given
 	return c
 }
 
@@ -194,8 +202,12 @@ func (x *cli) clusterReplicasCommand() *cobra.Command {
 		if err != nil || n < 1 || n > 5 {
 			return usagef("N is %q, must be 1 to 5", args[0])
 		}
-		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait, "the cluster is to have "+args[0]+
-			" copies of each key")
+		copies := "copies"
+		if n == 1 {
+			copies = "copy"
+		}
+		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait, fmt.Sprintf("the cluster is to have %d %s of "+
+			"each key", n, copies))
 	}
 	waitFlag(c, &wait)
 	return c
@@ -356,11 +368,19 @@ func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait boo
 			return err
 		}
 	}
-	return x.print(c, a, func(t *tabwriter.Writer) { row(t, done) })
+	// It is noted in etcd; the manager does it. This node may know that there is none.
+	now, err := ask(x, c, (*admin.Client).Cluster)
+	return x.print(c, a, func(t *tabwriter.Writer) {
+		row(t, done)
+		if err == nil && now.Problem != "" {
+			row(t, "this may take effect later: "+now.Problem)
+		}
+	})
 }
 
-// lookEvery is how often a command looks whether the ranges of the cluster have all their copies.
-var lookEvery = 200 * time.Millisecond
+// lookEvery is how often a command looks whether the ranges of the cluster have all their copies, and sayEvery how often
+// it says what is missing, if that has changed, where it cannot show it on a terminal.
+var lookEvery, sayEvery = 200 * time.Millisecond, 10 * time.Second
 
 // settle waits until a change has taken effect, and all ranges have all their copies.
 func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
@@ -373,7 +393,7 @@ func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
 	defer show(nil, 0, 0, false)
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	left := "the daemon has not answered"
+	left, said, saidAt := "the daemon has not answered", "", time.Now()
 	for {
 		a, err := x.client().Cluster(ctx)
 		switch {
@@ -384,18 +404,23 @@ func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
 				return nil
 			}
 			left = missing
+		case ctx.Err() != nil: // what was missing at the last look says more
 		case errors.Is(err, admin.ErrRefused) && !errors.Is(err, admin.ErrNotNow), errors.Is(err, os.ErrPermission):
 			return err
 		default: // the daemon may be restarting
 			left = err.Error()
 		}
+		if left != said && time.Since(saidAt) >= sayEvery && !isTerminal(c.ErrOrStderr()) {
+			said, saidAt = left, time.Now()
+			fmt.Fprintln(c.ErrOrStderr(), "not yet:", left)
+		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("the time is over, and the cluster goes on: %s", left)
+				return fmt.Errorf("the time is over, and it is not done yet: %s", left)
 			}
-			return &interruptedError{"interrupted; the cluster goes on: " + left}
+			return &interruptedError{"interrupted, and it is not done yet: " + left}
 		}
 	}
 }
@@ -405,9 +430,9 @@ func settled(a *admin.Cluster, what admin.ChangeCluster) (done, of int, missing 
 	done, of = a.Ranges.Full, a.Ranges.Total
 	for _, n := range a.Nodes {
 		switch {
-		case n.Name == what.Drain && (!n.Out || n.Replicas+n.Filling > 0):
-			return of - min(n.Replicas+n.Filling, of), of, fmt.Sprintf("node %s has %d replicas", n.Name,
-				n.Replicas+n.Filling)
+		case n.Name == what.Drain && (!n.Out || n.Replicas+n.Filling+n.Waiting > 0):
+			left := n.Replicas + n.Filling + n.Waiting
+			return of - min(left, of), of, fmt.Sprintf("node %s has %d replicas", n.Name, left)
 		case n.Name == what.Join && n.Out:
 			return 0, of, fmt.Sprintf("node %s is to have no ranges", n.Name)
 		}

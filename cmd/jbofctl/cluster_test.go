@@ -140,6 +140,61 @@ func TestAWaitThatEndsEarlySaysWhatIsMissing(t *testing.T) {
 	}
 }
 
+// TestAWaitSaysWhyItWaits: where it cannot show that on a terminal, in a line, and at its end with what was missing at
+// last, also when the daemon does not answer any more.
+func TestAWaitSaysWhyItWaits(t *testing.T) {
+	defer func(look, say time.Duration) { lookEvery, sayEvery = look, say }(lookEvery, sayEvery)
+	lookEvery, sayEvery = time.Millisecond, 0
+	ctx, cancel := context.WithCancel(t.Context())
+	var asked atomic.Int64
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked.Add(1) > 3 {
+			cancel()
+			<-r.Context().Done()
+			return
+		}
+		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Problem: "no cluster of this name"})
+	}))
+	var errb bytes.Buffer
+	code := execute(ctx, []string{"cluster", "status", "--wait", "--socket", s},
+		terminal{in: strings.NewReader(""), out: io.Discard, err: &errb})
+	const left = "this node does not take part: no cluster of this name"
+	if got := errb.String(); code != 130 || strings.Count(got, "not yet: "+left) != 1 ||
+		!strings.HasSuffix(got, "interrupted, and it is not done yet: "+left+"\n") {
+		t.Errorf("exit status %d, %s", code, got)
+	}
+}
+
+// TestADaemonThatDoesNotAnswerIsSaidSo, with the time that was given to it.
+func TestADaemonThatDoesNotAnswerIsSaidSo(t *testing.T) {
+	s := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	code, _, errs := run(t, "cluster", "status", "--timeout", "100ms", "--socket", s)
+	if code != 1 || !strings.Contains(errs, "jbofd has not answered within 100ms") || strings.Contains(errs, "Get ") {
+		t.Errorf("exit status %d, %s", code, errs)
+	}
+}
+
+// TestStatusSaysThatItIsOld, and of a node that is away that nobody fills it.
+func TestStatusSaysThatItIsOld(t *testing.T) {
+	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, StaleMS: 12_000,
+			Ranges: admin.ClusterRanges{Total: 256, Full: 256},
+			Nodes:  []admin.ClusterNode{{Name: "n2", State: "away", Partitions: 1, Waiting: 256}}})
+	}))
+	code, out, errs := run(t, "cluster", "status", "--socket", s)
+	out = strings.Join(strings.Fields(out), " ")
+	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 256") {
+		t.Errorf("exit status %d, %s%s", code, out, errs)
+	}
+	if _, out, _ := run(t, "cluster", "replicas", "1", "--socket", fake(t)); !strings.Contains(out, "1 copy of each key") ||
+		!strings.Contains(out, "this may take effect later: etcd does not answer") {
+		t.Errorf("a change that nobody makes: %s", out)
+	}
+	if _, out, _ := run(t, "cluster", "chains", "--help"); strings.Contains(out, "-1") {
+		t.Errorf("a default that may not be given: %s", out)
+	}
+}
+
 // TestAWaitOutlastsTheRestartOfTheDaemon: until the node takes part again, what it knows is from before.
 func TestAWaitOutlastsTheRestartOfTheDaemon(t *testing.T) {
 	defer func(d time.Duration) { lookEvery = d }(lookEvery)
@@ -194,6 +249,8 @@ func TestLeaveWarnsOfAServerOfEtcd(t *testing.T) {
 func TestANumberThatCannotBeIsRefusedWithoutADaemon(t *testing.T) {
 	for line, want := range map[string]string{
 		"cluster init --ranges -4":   "--ranges is -4, must be a power of two from 16 to 65536",
+		"cluster init --ranges 4":    "--ranges is 4, must be a power of two from 16 to 65536",
+		"cluster init --ranges 100":  "--ranges is 100, must be a power of two from 16 to 65536",
 		"cluster init --replicas -1": "--replicas is -1, must be 1 to 5",
 		"cluster init --replicas 6":  "--replicas is 6, must be 1 to 5",
 	} {

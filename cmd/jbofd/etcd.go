@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -31,6 +32,8 @@ func etcdCommand() *cobra.Command {
 			if err := cfg.Check(); err != nil {
 				return usageError{err}
 			}
+			// The daemon may have started it from /proc/self/exe, and "exe" is not what top should call it.
+			_ = os.WriteFile("/proc/self/comm", []byte("jbofd"), 0)
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
 			defer stop()
 			return etcdserver.Run(ctx, cfg, func() { fmt.Fprintln(cmd.OutOrStdout(), "ready") })

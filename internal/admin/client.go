@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"syscall"
+	"time"
 )
 
 // Sentinel errors.
@@ -19,6 +20,8 @@ var (
 	ErrNoDaemon = errors.New("no jbofd answers")
 	// ErrRefused: the daemon refused the request.
 	ErrRefused = errors.New("jbofd refused")
+	// ErrNoAnswer: the daemon has not answered before the context has ended. Its error is that of the context, too.
+	ErrNoAnswer = errors.New("jbofd has not answered")
 	// ErrNotNow: the daemon refused it because it is starting or stopping. It is ErrRefused, too.
 	ErrNotNow = errors.New("the daemon is starting or stopping")
 )
@@ -28,7 +31,8 @@ const maxAnswerBytes = 64 << 20
 
 // Client sends requests to the daemon behind one socket. Its methods may be called from any goroutine.
 //
-// Errors of all methods: ErrNoDaemon; ErrRefused with the daemon's text; os.ErrPermission; the error of the context.
+// Errors of all methods: ErrNoDaemon; ErrRefused with the daemon's text; os.ErrPermission; ErrNoAnswer with the error of
+// the context.
 type Client struct {
 	socket string
 	http   http.Client
@@ -143,8 +147,11 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader) 
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	resp, err := c.http.Do(req)
 	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, c.noAnswer(ctx, began)
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 		return nil, fmt.Errorf("%w at %s: is it running, and is this its admin.socket?", ErrNoDaemon, c.socket)
 	case errors.Is(err, os.ErrPermission):
@@ -156,6 +163,25 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader) 
 	return resp, nil
 }
 
+// noAnswer is the error of a request whose context has ended.
+func (c *Client) noAnswer(ctx context.Context, began time.Time) error {
+	e := &noAnswerError{"before it was interrupted", ctx.Err()}
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		e.when = "within " + time.Since(began).Round(100*time.Millisecond).String()
+	}
+	return fmt.Errorf("admin socket %s: %w", c.socket, e)
+}
+
+// noAnswerError is ErrNoAnswer and the error of a context, in words for who has given a time.
+type noAnswerError struct {
+	when string
+	err  error
+}
+
+func (e *noAnswerError) Error() string { return ErrNoAnswer.Error() + " " + e.when }
+
+func (e *noAnswerError) Unwrap() []error { return []error{ErrNoAnswer, e.err} }
+
 // do sends one request. The argument send may be nil.
 func (c *Client) do(ctx context.Context, method, path string, send, into any) error {
 	var body io.Reader
@@ -166,12 +192,16 @@ func (c *Client) do(ctx context.Context, method, path string, send, into any) er
 		}
 		body = bytes.NewReader(b)
 	}
+	began := time.Now()
 	resp, err := c.send(ctx, method, path, body)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
+	if err != nil && ctx.Err() != nil {
+		return c.noAnswer(ctx, began)
+	}
 	if err != nil {
 		return fmt.Errorf("admin socket %s: %w", c.socket, err)
 	}

@@ -44,6 +44,9 @@ type Cluster struct {
 	ActiveEpoch uint64 `json:"activeEpoch"`
 	// ViewMS is since when the node has had the newest view, in milliseconds.
 	ViewMS int64 `json:"viewMS"`
+	// StaleMS is for how long the node has heard neither of etcd nor of the manager, in milliseconds. What it says of
+	// nodes and ranges is from before, and it serves none of them. 0: it hears of one of them.
+	StaleMS int64 `json:"staleMS,omitempty"`
 	// Manager is the node that makes the views.
 	Manager string `json:"manager"`
 	// AuthorityMS is for how long the node may serve its ranges without hearing of the manager; 0: it may not.
@@ -77,15 +80,17 @@ type ClusterNode struct {
 	HostNQN string `json:"hostNQN"`
 	Domain  string `json:"domain"`
 	// State is up, away (the view does not admit it), forgetting (the same, and it is about to leave the map),
-	// forgotten (an operator has had it removed from the map) or new (it has never been in a view).
+	// forgotten (an operator has had it removed from the map), new (it has never been in a view), or unknown (the node
+	// that answers has seen no view yet).
 	State string `json:"state"`
 	// Out reports that the node is to have no ranges: it is drained, or has been away for too long.
 	Out        bool `json:"out"`
 	Partitions int  `json:"partitions"`
-	// Replicas is how many replicas of ranges the node has that are complete, Filling how many are being filled or
-	// wait for that.
+	// Replicas is how many replicas of ranges the node has that are complete, Filling how many are being filled, and
+	// Waiting how many are to be filled later: after others, or when the node is back.
 	Replicas int `json:"replicas"`
 	Filling  int `json:"filling"`
+	Waiting  int `json:"waiting"`
 }
 
 // ClusterPartition describes a partition of the cluster.
@@ -94,9 +99,10 @@ type ClusterPartition struct {
 	Node   string `json:"node"`
 	Weight uint32 `json:"weight"`
 	Out    bool   `json:"out"`
-	// Replicas and Filling are as in ClusterNode. Share is its part of all complete replicas, 0 to 1.
+	// Replicas, Filling and Waiting are as in ClusterNode. Share is its part of all complete replicas, 0 to 1.
 	Replicas int     `json:"replicas"`
 	Filling  int     `json:"filling"`
+	Waiting  int     `json:"waiting"`
 	Share    float64 `json:"share"`
 }
 

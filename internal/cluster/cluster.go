@@ -41,7 +41,7 @@ const Protocol = 1
 // Problems that keep a node from taking part, or from changing anything. Each has its way out in Node.Problem.
 var (
 	// ErrUnreachable: etcd has not answered since the start. The node serves nothing.
-	ErrUnreachable = errors.New("etcd cannot be reached")
+	ErrUnreachable = errors.New("etcd does not answer")
 	// ErrNoCluster: etcd has no cluster of that name.
 	ErrNoCluster = errors.New("no cluster of this name")
 	// ErrForeign: the records are not those of this cluster, or no records of this program.

@@ -207,6 +207,9 @@ func (n *Node) Authority() int64 { return n.until }
 // Manager is the newest manager that the node knows of, zero if there is none.
 func (n *Node) Manager() Identity { return n.manager }
 
+// LastSign is when etcd has told last that there is a manager, and 0 if it never has.
+func (n *Node) LastSign() int64 { return n.etcd.seenNS }
+
 // Settings are those of the cluster that the node knows, nil if it has not read them. They are never changed.
 func (n *Node) Settings() *Settings { return n.etcd.settings }
 

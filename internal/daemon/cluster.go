@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -82,6 +83,8 @@ type clusterMember struct {
 	valueBytes int
 	// problem is why the membership has not begun.
 	problem error
+	// slow is for problems, of which each look may find another one.
+	slow *slog.Logger
 	// refused are partitions that the cluster cannot have, and why.
 	refused map[uuid.UUID]error
 	// own are the partitions that the membership was told of.
@@ -105,12 +108,12 @@ func (n *Node) startCluster() (err error) {
 	}
 	c := &clusterMember{n: n, self: n.cfg.Node.Name, dir: filepath.Join(n.cfg.Node.DataDir, "cluster"), cfg: cfg,
 		begun: make(chan struct{}), refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{},
-		problem: errors.New("the node is starting")}
+		slow: n.slowLog(), problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
 		return err
 	}
-	c.etcd = etcd.Config{Endpoints: cfg.EtcdEndpoints(), User: cfg.Etcd.Username, Cluster: cfg.Name, Log: n.log}
+	c.etcd = etcd.Config{Endpoints: cfg.EtcdEndpoints(), User: cfg.Etcd.Username, Cluster: cfg.Name}
 	if c.etcd.TLS, err = loadTLS(n.cfg, "cluster.etcd.tls", cfg.Etcd.TLS); err != nil {
 		return err
 	}
@@ -250,7 +253,7 @@ func (c *clusterMember) setProblem(err error) {
 	c.problem = err
 	c.mu.Unlock()
 	if !same && c.ctx.Err() == nil {
-		c.n.log.Warn("the node does not take part in its cluster yet", "cluster", c.cfg.Name, "reason", err)
+		c.slow.Warn("the node does not take part in its cluster yet", "cluster", c.cfg.Name, "reason", err)
 	}
 }
 
@@ -272,25 +275,6 @@ func (c *clusterMember) await() *cluster.Records {
 			return nil
 		}
 	}
-}
-
-// explain adds to an error what an operator needs to end it.
-func (c *clusterMember) explain(err error) error {
-	if errors.Is(err, cluster.ErrNoCluster) || errors.Is(err, cluster.ErrUnreachable) {
-		err = fmt.Errorf("%w; etcd is %s", err, strings.Join(c.etcd.Endpoints, ", "))
-	}
-	if errors.Is(err, cluster.ErrForgotten) {
-		return fmt.Errorf("%w; if it is to take part, jbofctl cluster join %s on another node", err, c.self)
-	}
-	if !errors.Is(err, cluster.ErrNoCluster) {
-		return err
-	}
-	// A name or an endpoint that is wrong looks the same, and must not lead to a second cluster.
-	err = fmt.Errorf("%w; cluster.name is %q", err, c.cfg.Name)
-	if id := c.belongs(); id != "" {
-		return fmt.Errorf("%w; this node belongs to the cluster %s: correct the name or the endpoints", err, id)
-	}
-	return fmt.Errorf("%w; if both are right, jbofctl cluster init makes the cluster", err)
 }
 
 // belongs returns the UUID of the cluster that the node belongs to, empty if it has none yet or that cannot be read.
@@ -516,23 +500,6 @@ func (c *clusterMember) authority() int64 {
 		return m.Authority()
 	}
 	return 0
-}
-
-// ready returns what keeps the node from taking part in its cluster, nil if nothing does.
-func (c *clusterMember) ready() error {
-	m, s, err := c.state()
-	switch {
-	case err != nil:
-		return err
-	case s.Problem != nil:
-		return c.explain(s.Problem)
-	case s.Active == nil:
-		return fmt.Errorf("the node waits for a view that admits it; the manager is %q", s.Manager)
-	case m.Authority() < member.Now():
-		return fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot prove that "+
-			"it is the only one", s.Manager)
-	}
-	return nil
 }
 
 // refusal returns why a partition is left out of the cluster, or "".

@@ -425,7 +425,7 @@ func TestANodeWithoutEtcdServesWhatElseItHas(t *testing.T) {
 	etcd.Kill()
 	n = w.mustStart()
 	eventually(t, "the node says that etcd does not answer", func() error {
-		if r := n.reason("cluster"); !strings.Contains(r, "etcd cannot be reached") || !strings.Contains(r, etcd.URL) {
+		if r := n.reason("cluster"); !strings.Contains(r, "etcd does not answer") || !strings.Contains(r, etcd.URL) {
 			return errors.New(r)
 		}
 		return nil

@@ -402,8 +402,9 @@ func (c *clusterMember) describe() admin.Cluster {
 	}
 	for _, node := range c.n.config().Cluster.Nodes {
 		a.Nodes = append(a.Nodes, admin.ClusterNode{Name: node.Name, Address: node.Address, Target: node.Target,
-			HostNQN: cluster.HostNQN(c.cfg.Name, node.Name), Domain: node.Domain, State: "new"})
+			HostNQN: cluster.HostNQN(c.cfg.Name, node.Name), Domain: node.Domain, State: "unknown"})
 	}
+	a.StaleMS = c.stale().Milliseconds()
 	if v, age := c.newestView(); v != nil {
 		a.UUID, a.Epoch, a.ViewMS, a.Replicas = v.Cluster.String(), uint64(v.Epoch), age.Milliseconds(), v.Replicas
 		describeView(&a, v)
@@ -433,6 +434,9 @@ func describeForgotten(a *admin.Cluster, s *cluster.Settings) {
 
 // describeView adds what a view says.
 func describeView(a *admin.Cluster, v *cluster.Map) {
+	for i := range a.Nodes {
+		a.Nodes[i].State = "new"
+	}
 	nodes := make([]int, len(v.Nodes)) // places in a.Nodes
 	for i, node := range v.Nodes {
 		k := slices.IndexFunc(a.Nodes, func(e admin.ClusterNode) bool { return e.Name == node.Name })
@@ -469,9 +473,12 @@ func describeView(a *admin.Cluster, v *cluster.Map) {
 				p.Replicas++
 				node.Replicas++
 				all++
-			case view.Filling, view.Waiting:
+			case view.Filling:
 				p.Filling++
 				node.Filling++
+			case view.Waiting:
+				p.Waiting++
+				node.Waiting++
 			}
 		}
 	}

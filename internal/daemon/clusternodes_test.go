@@ -86,7 +86,7 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 		t.Fatal(err)
 	}
 	agree(t, "the third node has nothing", nodes, func(a admin.Cluster) error {
-		if e := a.Nodes[2]; e.Replicas+e.Filling > 0 || a.Ranges.Full != a.Ranges.Total {
+		if e := a.Nodes[2]; e.Replicas+e.Filling+e.Waiting > 0 || a.Ranges.Full != a.Ranges.Total {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil
@@ -181,7 +181,7 @@ func forgotten(t *testing.T, nodes []*node, third *world) {
 		t.Fatal(err)
 	}
 	agree(t, "it has nothing", nodes, func(a admin.Cluster) error {
-		if a.Ranges.Full != a.Ranges.Total || a.Nodes[2].Replicas+a.Nodes[2].Filling > 0 {
+		if a.Ranges.Full != a.Ranges.Total || a.Nodes[2].Replicas+a.Nodes[2].Filling+a.Nodes[2].Waiting > 0 {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil

@@ -67,7 +67,7 @@ type node struct {
 }
 
 func newNode(p *Peers, cfg Node) (*node, error) {
-	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("node", cfg.Name, "address", cfg.Address),
+	n := &node{Node: cfg, p: p, log: p.cfg.Log.With("peer", cfg.Name, "address", cfg.Address),
 		asked: make(chan struct{}, 1), hurry: make(chan struct{}, 1),
 		failed: make(chan error, 1)}
 	n.ctx, n.cancel = context.WithCancel(p.ctx)

@@ -374,7 +374,7 @@ func (p *Peers) setViewLocked(m *cluster.Map) (unknown []string) {
 			unknown = append(unknown, name)
 			if !p.unknown[name] {
 				p.unknown[name] = true
-				p.cfg.Log.Warn("the view has a node that the configuration does not have", "node", name)
+				p.cfg.Log.Warn("the view has a node that the configuration does not have", "peer", name)
 			}
 			continue
 		}

@@ -140,7 +140,7 @@ func (g *Replicas) noteRefusal(p *peerRequest) {
 		node = g.active.Nodes[g.active.Partitions[p.to].Node].Name
 	}
 	g.cfg.Log.Error("a node refuses a command of a chain for good, which is repeated: are limits.mdts and the sizes "+
-		"of the partitions such that all nodes take the same longest value?", "node", node, "partition",
+		"of the partitions such that all nodes take the same longest value?", "peer", node, "partition",
 		g.cfg.ID.String(), "range", p.m.number, "opcode", fmt.Sprintf("%#02x", r.opcode), "status", r.status.String())
 }
 

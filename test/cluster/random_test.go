@@ -269,7 +269,7 @@ func (c *chaos) drain() {
 	c.all.eventually(b.name+" is drained", func() error {
 		a, err := c.all[0].admin.Cluster(c.t.Context())
 		for _, n := range a.Nodes {
-			if err == nil && n.Name == b.name && n.Replicas+n.Filling > 0 {
+			if err == nil && n.Name == b.name && n.Replicas+n.Filling+n.Waiting > 0 {
 				err = fmt.Errorf("it has %d replicas, %d are filled", n.Replicas, n.Filling)
 			}
 		}

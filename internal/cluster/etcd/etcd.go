@@ -22,14 +22,11 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"jbofd/internal/cluster"
 )
@@ -78,8 +75,9 @@ type Client struct {
 	mu       sync.Mutex
 	closed   bool
 	endWatch context.CancelFunc // of the present watch
-	// failing: the last request has failed, which was logged.
-	failing bool
+	// failed is why the last request has failed, which was logged; nil: it has not. since is when that has changed.
+	failed error
+	since  time.Time
 }
 
 // New returns a client. It connects when something is asked for.
@@ -148,7 +146,7 @@ func (c *Client) connected(ctx context.Context) (*clientv3.Client, error) {
 	if c.conn != nil {
 		return c.conn, nil
 	}
-	conn, err := c.dial(c.cfg.User, c.cfg.Password)
+	conn, err := c.dial(c.cfg.Endpoints, c.cfg.User, c.cfg.Password)
 	if err != nil {
 		return nil, err
 	}
@@ -157,9 +155,9 @@ func (c *Client) connected(ctx context.Context) (*clientv3.Client, error) {
 }
 
 // dial makes a connection. It waits for nothing but the login of a user.
-func (c *Client) dial(user, password string) (*clientv3.Client, error) {
+func (c *Client) dial(endpoints []string, user, password string) (*clientv3.Client, error) {
 	return clientv3.New(clientv3.Config{
-		Endpoints: c.cfg.Endpoints, TLS: c.cfg.TLS, Username: user, Password: password, Context: c.ctx,
+		Endpoints: endpoints, TLS: c.cfg.TLS, Username: user, Password: password, Context: c.ctx,
 		DialTimeout: c.cfg.Timeout, Logger: zap.NewNop(),
 		// Servers end connections on which pings come more often than every five seconds.
 		DialKeepAliveTime: 6 * time.Second, DialKeepAliveTimeout: c.cfg.Timeout,
@@ -255,39 +253,27 @@ func (c *Client) txn(ctx context.Context, conn *clientv3.Client, r *cluster.Requ
 	return &cluster.Response{Revision: got.Header.Revision, Done: got.Succeeded}, nil
 }
 
-// explain adds to a deadline that was exceeded why there is no connection, if there is none. The library waits for one
-// and does not tell.
-func (c *Client) explain(err error) error {
-	if !errors.Is(err, context.DeadlineExceeded) || c.ctx.Err() != nil {
-		return err
-	}
-	conn, failed := c.dial("", "")
-	if failed != nil {
-		return err
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(c.ctx, c.cfg.Timeout/2)
-	defer cancel()
-	_, why := etcdserverpb.NewKVClient(conn.ActiveConnection()).Range(ctx,
-		&etcdserverpb.RangeRequest{Key: []byte(c.prefix), CountOnly: true}, grpc.WaitForReady(false))
-	if status.Code(why) != codes.Unavailable {
-		return err
-	}
-	return fmt.Errorf("%w: %w", err, why)
-}
-
-// note logs when etcd stops to answer, and when it answers again.
+// note notes and logs when etcd stops to answer, and when it answers again.
 func (c *Client) note(err error) {
-	failing := err != nil
 	c.mu.Lock()
-	same := failing == c.failing || c.closed
-	c.failing = failing
+	same := (err != nil) == (c.failed != nil) || c.closed
+	if !same {
+		c.since = time.Now()
+	}
+	c.failed = err
 	c.mu.Unlock()
 	switch { // without the lock: a log may be slow
 	case same:
-	case failing:
+	case err != nil:
 		c.cfg.Log.Warn("etcd does not answer", "cluster", c.cfg.Cluster, "endpoints", c.cfg.Endpoints, "error", err)
 	default:
 		c.cfg.Log.Info("etcd answers again", "cluster", c.cfg.Cluster)
 	}
+}
+
+// Failing returns why the last request has failed, and since when all have; nil: it has not.
+func (c *Client) Failing() (since time.Time, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.since, c.failed
 }

@@ -113,6 +113,7 @@ func (c *Child) run() {
 // serve runs one process.
 func (c *Child) serve() error {
 	cmd := exec.CommandContext(c.ctx, c.binary, c.cfg.Args()...)
+	cmd.Args[0] = "jbofd" // not /proc/self/exe, by which nobody finds it
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = stopTime
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -129,7 +130,7 @@ func (c *Child) serve() error {
 	err = errors.Join(err, outW.Close(), logW.Close())
 	var readers sync.WaitGroup
 	readers.Go(func() { c.lines(out, func(string) { c.set(true, cmd.Process.Pid) }) })
-	readers.Go(func() { c.lines(logR, func(line string) { relay(c.log, line) }) })
+	readers.Go(func() { c.lines(logR, func(line string) { relay(c.log, line, c.ctx.Err() != nil) }) })
 	if err == nil {
 		c.mu.Lock()
 		c.pid, c.starts = cmd.Process.Pid, c.starts+1
@@ -154,8 +155,9 @@ var expected = map[string]bool{
 }
 
 // relay logs a line of the server, which is a JSON object unless the server has panicked. The message of the record is
-// the server's, so that a limit on equal messages holds for each kind of line.
-func relay(log *slog.Logger, line string) {
+// the server's, so that a limit on equal messages holds for each kind of line. What it says while it is being stopped is
+// for debugging: it calls the ends of its own connections errors.
+func relay(log *slog.Logger, line string, stopping bool) {
 	var said map[string]any
 	if json.Unmarshal([]byte(line), &said) != nil {
 		log.Warn("etcd says something", "line", line)
@@ -169,6 +171,9 @@ func relay(log *slog.Logger, line string) {
 	switch said["level"] {
 	case "error", "dpanic", "panic", "fatal":
 		level = slog.LevelError
+	}
+	if stopping {
+		level = slog.LevelDebug
 	}
 	var rest []any
 	for _, name := range slices.Sorted(maps.Keys(said)) {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -42,6 +44,38 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
+// with returns the lines that have a text.
+func (l *lines) with(text string) (out []string) {
+	for line := range strings.Lines(l.String()) {
+		if strings.Contains(line, text) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
+
+// leaderless waits until a client says that the last of the servers has no leader, and that the others are away.
+func leaderless(t *testing.T, all []Config) {
+	t.Helper()
+	urls := []string{all[0].ClientURL, all[1].ClientURL, all[2].ClientURL}
+	client, err := etcd.New(etcd.Config{Endpoints: urls, Cluster: "test", Timeout: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	says := fmt.Sprintf("(%s, %s: connection refused; %s: no leader)", urls[0], urls[1], urls[2])
+	eventually(t, "an error that says "+says, func() bool {
+		answer := make(chan *cluster.Response, 1)
+		client.Do(&cluster.Request{Kind: cluster.Read}, func(resp *cluster.Response) { answer <- resp })
+		resp := <-answer
+		t.Log(resp.Err)
+		return errors.Is(resp.Err, etcd.ErrNoLeader) && strings.Contains(resp.Err.Error(), says)
+	})
+	if _, err := client.Failing(); !errors.Is(err, etcd.ErrNoLeader) {
+		t.Errorf("it fails with %v", err)
+	}
+}
+
 func threeMembers(t *testing.T) (all []Config) {
 	members := map[string]string{}
 	for _, name := range []string{"a", "b", "c"} {
@@ -68,7 +102,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 }
 
 // TestThreeServersServeWhileOneIsKilled runs three servers in processes of their own. One is killed, and started again;
-// requests succeed meanwhile, and what was written is there when all have ended and begun again.
+// requests succeed meanwhile. Without two of them, an error says that there is no leader and who is away. What was
+// written is there when all have ended and begun again. A clean stop is no error.
 func TestThreeServersServeWhileOneIsKilled(t *testing.T) {
 	t.Parallel()
 	binary := etcdproc.Binary(t)
@@ -127,13 +162,20 @@ func TestThreeServersServeWhileOneIsKilled(t *testing.T) {
 	if !strings.Contains(log.String(), "signal: killed") {
 		t.Errorf("the log does not say that it was killed: %s", log)
 	}
-	for _, c := range children {
+	before := len(log.with("level=ERROR"))
+	for i, c := range children {
+		if i == 2 {
+			leaderless(t, all)
+		}
 		_, pid, _ := c.State()
 		c.Close()
 		c.Close()
 		if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 			t.Errorf("process %d after Close: %v", pid, err)
 		}
+	}
+	if errors := log.with("level=ERROR")[before:]; len(errors) > 0 {
+		t.Errorf("a clean stop logs %q", errors)
 	}
 	startAll()
 	if got := do(cluster.Request{Kind: cluster.Read}); len(got.Keys) != 2 {
@@ -157,14 +199,39 @@ func TestLinesOfTheServerAreLogged(t *testing.T) {
 		`{"level":"fatal","msg":"failed to write","stacktrace":"main.main"}`,
 		"panic: no space",
 	} {
-		relay(log, line)
+		relay(log, line, false)
 	}
+	relay(log, `{"level":"error","msg":"mux: server closed"}`, true)
 	const want = `level=WARN msg="etcd: prober detected unhealthy status" error="x y" rtt=0s
 level=ERROR msg="etcd: failed to write"
 level=WARN msg="etcd says something" line="panic: no space"
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", &out, want)
+	}
+}
+
+// TestAServerIsFoundByItsName, whatever the file is called that it was started from.
+func TestAServerIsFoundByItsName(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "exe")
+	if err := os.Symlink(etcdproc.Binary(t), file); err != nil {
+		t.Fatal(err)
+	}
+	cfg := threeMembers(t)[0]
+	cfg.Members = map[string]string{cfg.Name: cfg.Members[cfg.Name]}
+	c, err := StartChild(file, cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	eventually(t, "it serves", func() bool { ready, _, _ := c.State(); return ready })
+	_, pid, _ := c.State()
+	for file, want := range map[string]string{"comm": "jbofd\n", "cmdline": "jbofd\x00etcd\x00"} {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+		if err != nil || !strings.HasPrefix(string(b), want) {
+			t.Errorf("%s is %q, %v; want %q", file, b, err, want)
+		}
 	}
 }
 

@@ -68,6 +68,8 @@ type Member struct {
 	// connected is what SetConnected has said last; linked has a value if it is new.
 	connected atomic.Uint64
 	linked    chan struct{}
+	// sign is cluster.Node's LastSign.
+	sign atomic.Int64
 
 	calls    chan func(now int64, out *cluster.Actions)
 	messages chan *cluster.Message
@@ -189,6 +191,12 @@ func (m *Member) State() *State { return m.state.Load() }
 // and before it is sent.
 func (m *Member) Authority() int64 { return m.until.Load() }
 
+// LastSign is when etcd has told last that there is a manager, by Now; 0: never.
+func (m *Member) LastSign() int64 { return m.sign.Load() }
+
+// EtcdFailing returns why etcd has not answered the last request, and since when it has answered none; nil: it has.
+func (m *Member) EtcdFailing() (since time.Time, err error) { return m.etcd.Failing() }
+
 // Incarnation is that of this process.
 func (m *Member) Incarnation() cluster.Incarnation { return m.cfg.Node.Incarnation }
 
@@ -288,6 +296,7 @@ func (m *Member) publish(out *cluster.Actions) {
 	}
 	m.until.Store(m.node.Authority())
 	m.ready.Store(m.node.Ready())
+	m.sign.Store(m.node.LastSign())
 	if s.Newest != nil && uint64(s.Newest.Epoch) > m.epoch.Load() {
 		m.epoch.Store(uint64(s.Newest.Epoch))
 		signal(m.grown)
