@@ -27,6 +27,10 @@ func (v *validator) cluster() {
 	}
 	v.clusterNodes(c)
 	v.tls("cluster.tls", c.TLS)
+	if p := "cluster.away"; c.Away < c.Lease && v.ok(p) && v.ok("cluster.lease") {
+		v.complain(p, "%v is shorter than cluster.lease, %v (%s): a node would be replaced before it counts as gone; "+
+			"allowed: the lease or longer", c.Away, c.Lease, v.line("cluster.lease"))
+	}
 	if a := c.Listen; a != "" {
 		if a := v.address("cluster.listen", a); a.IsValid() && a.Port() == 0 {
 			v.complain("cluster.listen", "%q has no port that others could know; allowed: another one than 0", a)
@@ -59,6 +63,9 @@ func (v *validator) replicated() {
 			case s.NQN != v.c.Cluster.Subsystem && v.ok("cluster.subsystem"):
 				v.complain(p, "true, but the cluster's subsystem is %q (cluster.subsystem, %s); allowed: false, or "+
 					"have the namespace there", v.c.Cluster.Subsystem, v.line("cluster.subsystem"))
+			case n.KV.Durability == "none" && v.ok(join(np, "kv")):
+				v.complain(join(join(np, "kv"), "durability"), "none, but the namespace is replicated, and what the "+
+					"cluster has acknowledged must survive a loss of power; allowed: device")
 			}
 		}
 	}
@@ -197,6 +204,9 @@ func (v *validator) etcdMembers(path string, e *Etcd) {
 			v.etcdURL(join(p, u.key), u.url, scheme)
 			urls.add(join(p, u.key), u.url)
 		}
+	}
+	if len(e.Embedded.Members) == 2 {
+		v.complain(path, "2 members, of which both must run; allowed: 1, or 3 or more, an odd number of them")
 	}
 	if !self && v.ok("node.name") {
 		v.complain(path, "none is this node, whose node.name is %q; allowed: members with this one, or "+

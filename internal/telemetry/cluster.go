@@ -105,15 +105,17 @@ var (
 	clusterReplicas = gauge("jbof_cluster_replicas", "Replicas of ranges that this node has, by role.", "role")
 	clusterDirty    = gauge("jbof_cluster_dirty_writes", "Writes of this node's replicas that are not known to be "+
 		"committed yet: reads of their keys go to the ChainTail.")
-	clusterLeft = gauge("jbof_cluster_left_ranges", "Ranges that are others' now, of which this node's partitions "+
-		"may have something that is dropped when the range is full.")
+	clusterLeft = gauge("jbof_cluster_left_ranges", "Ranges that are others', of which this node's partitions may "+
+		"have something, which is dropped when the range is full. After a start these are all of them, until the node "+
+		"has looked: a minute or more.")
 	clusterDroppedRanges = counter("jbof_cluster_dropped_ranges_total", "Ranges that are others' now, of which this "+
 		"node has dropped what its partitions had.")
 	clusterDroppedBytes = counter("jbof_cluster_dropped_bytes_total", "Keys and values of them.")
 	peerDuration        = newMetric(prometheus.UntypedValue, "jbof_cluster_peer_duration_seconds", "How long commands "+
 		"to replicas of other nodes took, by kind, without those that were refused. A forward counts if the rest of "+
 		"the chain has committed its write when it is answered, and took until then: the latency of the chain from "+
-		"this hop on. ship is a read of a dirty key; fetch fills a copy.", "kind")
+		"this hop on. durable asks the next member what it has on its drive, sync the one before what is committed; "+
+		"ship is a read of a dirty key; compare looks what a copy lacks, by digests, and fetch brings it.", "kind")
 	peerBytes = counter("jbof_cluster_peer_bytes_total", "Data of such commands: of a forward what was sent, else "+
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
