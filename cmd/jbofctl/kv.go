@@ -25,6 +25,10 @@ Run jbofctl kv check first: it says what is lost. Store what you have from anoth
 		Args: one("UUID"),
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
+		if x.isReplicated(c, args[0]) {
+			return fmt.Errorf("namespace %s is a partition of the cluster, which repairs it from other nodes "+
+				"(docs/cluster.md, \"What cannot be read\")", args[0])
+		}
 		if _, err := admin.ParseUUID(args[0]); err == nil && !yes {
 			if err := x.confirm(c, "Keys of namespace "+args[0]+" that are reported as damaged will not exist any "+
 				"more.", args[0]); err != nil {
@@ -141,10 +145,26 @@ func (x *cli) audit(c *cobra.Command, uuid string, repair bool) error {
 	}); err != nil {
 		return err
 	}
-	if a.LossySegments+a.UnreadableSegments > 0 || a.DamagedChunks > 0 {
-		return errLoss
+	switch {
+	case a.LossySegments+a.UnreadableSegments == 0 && a.DamagedChunks == 0:
+		return nil
+	case x.isReplicated(c, uuid):
+		return errReplicaLoss
 	}
-	return nil
+	return errLoss
+}
+
+// isReplicated reports whether the daemon says that a namespace is a partition of its cluster.
+func (x *cli) isReplicated(c *cobra.Command, uuid string) bool {
+	l, _ := ask(x, c, (*admin.Client).Subsystems) // what is asked for next says what is wrong
+	for _, s := range l.Items {
+		for _, n := range s.Namespaces {
+			if n.UUID == uuid {
+				return n.Replicated
+			}
+		}
+	}
+	return false
 }
 
 // showAudit shows on a terminal how far the audit is, until done.

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/partition"
 	"jbofd/internal/ssd/file"
@@ -152,4 +154,27 @@ func must(b []byte, err error) []byte {
 		panic(err)
 	}
 	return b
+}
+
+// TestAPartitionOfAClusterIsNotRepairedByHand: check does not lead to a command that is refused, and repair is refused
+// before it asks.
+func TestAPartitionOfAClusterIsNotRepairedByHand(t *testing.T) {
+	for _, replicated := range []bool{false, true} {
+		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == admin.PathSubsystems {
+				_ = json.NewEncoder(w).Encode(admin.List[admin.Subsystem]{Items: []admin.Subsystem{{
+					Namespaces: []admin.Namespace{{UUID: uuid, Replicated: replicated}}}}})
+				return
+			}
+			_ = json.NewEncoder(w).Encode(answers[r.URL.Path])
+		}))
+		code, _, errs := run(t, "kv", "check", uuid, "--socket", s)
+		if code != 3 || strings.Contains(errs, "kv repair") == replicated || !strings.Contains(errs, "are lost") {
+			t.Errorf("check, replicated %v: exit status %d, %s", replicated, code, errs)
+		}
+		code, _, errs = run(t, "kv", "repair", uuid, "--socket", s)
+		if strings.Contains(errs, "partition of the cluster") != replicated || code == 0 {
+			t.Errorf("repair, replicated %v: exit status %d, %s", replicated, code, errs)
+		}
+	}
 }

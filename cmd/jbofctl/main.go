@@ -71,6 +71,10 @@ var errNotReady = errors.New("the node is not ready")
 // errLoss makes kv check exit with exitNotReady after it has said what is lost.
 var errLoss = errors.New("keys or values are lost; see jbofctl kv repair --help")
 
+// errReplicaLoss is the same for a partition of a cluster, of which no operator repairs anything.
+var errReplicaLoss = errors.New("keys or values are lost in this partition; the cluster repairs what it comes across " +
+	"from other nodes (docs/cluster.md)")
+
 // errIncomplete makes kv import exit with exitNotReady: what is missing in a file cannot be repaired.
 var errIncomplete = errors.New("keys are missing in the export, which were damaged when it was made")
 
@@ -108,7 +112,8 @@ func execute(ctx context.Context, args []string, t terminal) int {
 	switch {
 	case errors.As(err, &usage):
 		return exitUsage
-	case errors.Is(err, errNotReady), errors.Is(err, errLoss), errors.Is(err, errIncomplete):
+	case errors.Is(err, errNotReady), errors.Is(err, errLoss), errors.Is(err, errReplicaLoss),
+		errors.Is(err, errIncomplete):
 		return exitNotReady
 	}
 	return exitFailed

@@ -430,6 +430,9 @@ func TestANodeWithoutEtcdServesWhatElseItHas(t *testing.T) {
 		}
 		return nil
 	})
+	if state := n.cluster().Nodes[0].State; state != "unknown" {
+		t.Errorf("the state of a node that no view was seen of is %q", state)
+	}
 	if got, err := n.connect().NamespaceIDs(t.Context()); err != nil || len(got) != 2 {
 		t.Errorf("a host sees %v, %v", got, err)
 	}

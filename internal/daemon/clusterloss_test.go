@@ -143,7 +143,8 @@ func TestAllNodesThatWereUpAreLost(t *testing.T) {
 				lost = append(lost, e.Name)
 			}
 		}
-		if len(lost) == 0 || slices.Contains(lost, "n1") || !strings.Contains(a.Problem, "a view that admits it") {
+		if len(lost) == 0 || slices.Contains(lost, "n1") || !strings.Contains(a.Problem, "a view that admits it") ||
+			!strings.Contains(a.Problem, "jbofctl cluster lost n") {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil

@@ -49,6 +49,13 @@ func (n *Node) slowLog() *slog.Logger {
 		Dropped: n.tel.LogDropped}))
 }
 
+// rangeLog returns a logger for what happens to many ranges at once: of each kind it passes on some lines in
+// turnLogEvery.
+func (n *Node) rangeLog() *slog.Logger {
+	return slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: 10, Every: turnLogEvery,
+		Dropped: n.tel.LogDropped}))
+}
+
 func (n *Node) setLevel(name string) {
 	var l slog.Level
 	if l.UnmarshalText([]byte(name)) == nil {

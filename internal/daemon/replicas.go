@@ -38,6 +38,7 @@ type replicaNode struct {
 	cfg      *config.Cluster // at the start: see clusterMember.cfg
 	self     string          // the name of this node
 	log      *slog.Logger
+	limited  *slog.Logger // for what each of thousands of ranges may say
 	executor *replicated.Executor
 	peers    *peers.Peers
 
@@ -67,9 +68,9 @@ type replicaNode struct {
 func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
 	cfg, self := n.cfg.Cluster, n.cfg.Node.Name
-	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, executor: replicated.New(turn.Real, n.pool),
-		groups: map[uuid.UUID]*replicas.Replicas{}, targets: targets(cfg.Nodes), hosts: map[string]bool{},
-		reached: map[string]bool{}}
+	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, limited: n.rangeLog(),
+		executor: replicated.New(turn.Real, n.pool), groups: map[uuid.UUID]*replicas.Replicas{},
+		targets: targets(cfg.Nodes), hosts: map[string]bool{}, reached: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
 		Nodes: peerNodes(cfg.Nodes, cfg.Subsystem), LocalAddress: hostAddress(n.cfg, false),
 		LocalRDMA: hostAddress(n.cfg, true),
@@ -101,7 +102,7 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
 		LockKeys: r.cfg.LockKeys,
-		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.log})
+		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.limited})
 	if err != nil {
 		return err
 	}

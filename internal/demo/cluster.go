@@ -82,6 +82,25 @@ type phase struct {
 	took time.Duration
 }
 
+// lockDir keeps other demonstrations from a directory, whose parent it makes; the lock is beside it.
+func lockDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(dir+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another demonstration runs in %s", dir)
+		}
+		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)
+	}
+	return func() { _ = f.Close() }, nil
+}
+
 func (p phase) rate() float64 { return float64(p.ops) / max(p.took.Seconds(), 0.001) }
 
 // RunCluster runs the demonstration. Whatever happens, the daemons are stopped.
@@ -91,6 +110,11 @@ func (p phase) rate() float64 { return float64(p.ops) / max(p.took.Seconds(), 0.
 func RunCluster(ctx context.Context, cfg ClusterConfig) (err error) {
 	d := &clusterDemo{cfg: cfg, out: &progress{w: cfg.Out, began: time.Now()},
 		dir: filepath.Join(cfg.Dir, "data", "cluster"), kinds: map[string]int{}}
+	unlock, err := lockDir(d.dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	defer func() { err = errors.Join(err, d.stop()) }()
 	if err := os.RemoveAll(d.dir); err != nil { // of an earlier one
 		return err

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,4 +46,28 @@ func TestAClusterLosesANodeAndNothingElse(t *testing.T) {
 	if t.Failed() {
 		t.Log(out.String())
 	}
+}
+
+// TestASecondDemonstrationLeavesTheFirstAlone, whose files it would remove.
+func TestASecondDemonstrationLeavesTheFirstAlone(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "data", "cluster")
+	unlock, err := lockDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cfg := ClusterConfig{Daemon: "/nonexistent", Dir: filepath.Dir(filepath.Dir(dir)), Out: &bytes.Buffer{}}
+	if err := RunCluster(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "another demonstration") {
+		t.Errorf("a second one: %v", err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+	}
+	unlock()
+	if unlock, err = lockDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	unlock()
 }
