@@ -362,7 +362,7 @@ func TestNobodyToTalkToIsAnError(t *testing.T) {
 	t.Cleanup(func() { _ = silent.Close() })
 	for name, e := range map[string]struct{ address, says string }{
 		"nothing":        {"127.1.2.3:1", "connection refused"},
-		"a web server":   {l.Addr().String(), "connection"},
+		"a web server":   {l.Addr().String(), "error reading server preface"},
 		"nothing to say": {silent.Addr().String(), "no answer within 1s"},
 	} {
 		t.Run(name, func(t *testing.T) {
