@@ -206,8 +206,8 @@ func (x *cli) clusterReplicasCommand() *cobra.Command {
 		if n == 1 {
 			copies = "copy"
 		}
-		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait, fmt.Sprintf("the cluster is to have %d %s of "+
-			"each key", n, copies))
+		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait,
+			fmt.Sprintf("the cluster is to have %d %s of each key", n, copies))
 	}
 	waitFlag(c, &wait)
 	return c
@@ -378,7 +378,7 @@ func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait boo
 	})
 }
 
-// lookEvery is how often a command looks whether the ranges of the cluster have all their copies, and sayEvery how often
+// lookEvery is how often a command looks whether the ranges of the cluster have all their copies. sayEvery is how often
 // it says what is missing, if that has changed, where it cannot show it on a terminal.
 var lookEvery, sayEvery = 200 * time.Millisecond, 10 * time.Second
 

@@ -186,7 +186,8 @@ func TestStatusSaysThatItIsOld(t *testing.T) {
 	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 256") {
 		t.Errorf("exit status %d, %s%s", code, out, errs)
 	}
-	if _, out, _ := run(t, "cluster", "replicas", "1", "--socket", fake(t)); !strings.Contains(out, "1 copy of each key") ||
+	_, out, _ = run(t, "cluster", "replicas", "1", "--socket", fake(t))
+	if !strings.Contains(out, "1 copy of each key") ||
 		!strings.Contains(out, "this may take effect later: etcd does not answer") {
 		t.Errorf("a change that nobody makes: %s", out)
 	}

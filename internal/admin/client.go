@@ -31,8 +31,8 @@ const maxAnswerBytes = 64 << 20
 
 // Client sends requests to the daemon behind one socket. Its methods may be called from any goroutine.
 //
-// Errors of all methods: ErrNoDaemon; ErrRefused with the daemon's text; os.ErrPermission; ErrNoAnswer with the error of
-// the context.
+// Errors of all methods: ErrNoDaemon; ErrRefused with the daemon's text; os.ErrPermission; ErrNoAnswer, with the error
+// of the context.
 type Client struct {
 	socket string
 	http   http.Client

@@ -32,8 +32,8 @@ func (c *clusterMember) ready() error {
 	if s.Active == nil {
 		return c.waiting(s, time.Duration(member.Now()-m.LastSign()))
 	}
-	return fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot prove that it is "+
-		"the only one", s.Manager)
+	return fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot prove that it "+
+		"is the only one", s.Manager)
 }
 
 // waiting says why no view admits the node, when the manager has given no sign for a time.

@@ -102,7 +102,8 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
 		LockKeys: r.cfg.LockKeys,
-		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real, Log: r.limited})
+		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
+		Log: r.limited})
 	if err != nil {
 		return err
 	}

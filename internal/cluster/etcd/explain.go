@@ -96,7 +96,8 @@ func (c *Client) stateOf(ctx context.Context, endpoint string) string {
 	defer conn.Close()
 	// It answers what it has itself, unless it has no leader.
 	_, err = etcdserverpb.NewKVClient(conn.ActiveConnection()).Range(clientv3.WithRequireLeader(ctx),
-		&etcdserverpb.RangeRequest{Key: []byte(c.prefix), CountOnly: true, Serializable: true}, grpc.WaitForReady(false))
+		&etcdserverpb.RangeRequest{Key: []byte(c.prefix), CountOnly: true, Serializable: true},
+		grpc.WaitForReady(false))
 	switch said := status.Convert(err); {
 	case err == nil:
 		return ""

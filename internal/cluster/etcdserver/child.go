@@ -155,8 +155,8 @@ var expected = map[string]bool{
 }
 
 // relay logs a line of the server, which is a JSON object unless the server has panicked. The message of the record is
-// the server's, so that a limit on equal messages holds for each kind of line. What it says while it is being stopped is
-// for debugging: it calls the ends of its own connections errors.
+// the server's, so that a limit on equal messages holds for each kind of line. What it says while it is being stopped
+// is for debugging: it calls the ends of its own connections errors.
 func relay(log *slog.Logger, line string, stopping bool) {
 	var said map[string]any
 	if json.Unmarshal([]byte(line), &said) != nil {
