@@ -16,15 +16,12 @@ import (
 func TestANodeWithoutEtcdAndManagerSaysSo(t *testing.T) {
 	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
 	hosts, log := clusterHosts(2), &lines{}
-	var nodes []*node
-	for i := range hosts {
-		w := newWorld(t)
+	worlds := []*world{newWorld(t), newWorld(t)}
+	for i, w := range worlds {
 		w.configureNode(hosts, i, "demo", etcd.URL, onePartition, "log: {format: json}")
-		if i == 0 {
-			w.log = log
-		}
-		nodes = append(nodes, w.mustStart())
 	}
+	worlds[0].log = log
+	nodes := []*node{worlds[0].mustStart(), worlds[1].mustStart()}
 	if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{}); err != nil {
 		t.Fatal(err)
 	}
