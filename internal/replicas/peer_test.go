@@ -57,7 +57,7 @@ func TestARefusalForGoodIsLogged(t *testing.T) {
 		p := &peerRequest{Command: peers.Command{Status: st}, g: w.Replicas, m: w.ranges[0], to: 1}
 		p.SQE.SetOpcode(nvme.CmdKVFetch)
 		w.noteRefusal(p)
-		if n := strings.Count(log.String(), "node=n1"); n != want {
+		if n := strings.Count(log.String(), "peer=n1"); n != want {
 			t.Errorf("%v at %d: %d lines, want %d: %s", st, clock, n, want, log.String())
 		}
 	}
