@@ -83,8 +83,8 @@ type clusterMember struct {
 	valueBytes int
 	// problem is why the membership has not begun.
 	problem error
-	// slow is for problems, of which each look may find another one.
-	slow *slog.Logger
+	// few is for problems, of which each look may find another one.
+	few *slog.Logger
 	// refused are partitions that the cluster cannot have, and why.
 	refused map[uuid.UUID]error
 	// own are the partitions that the membership was told of.
@@ -108,7 +108,7 @@ func (n *Node) startCluster() (err error) {
 	}
 	c := &clusterMember{n: n, self: n.cfg.Node.Name, dir: filepath.Join(n.cfg.Node.DataDir, "cluster"), cfg: cfg,
 		begun: make(chan struct{}), refused: map[uuid.UUID]error{}, own: map[uuid.UUID]bool{},
-		slow: n.slowLog(), problem: errors.New("the node is starting")}
+		few: n.fewLog(), problem: errors.New("the node is starting")}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if c.tls, err = loadTLS(n.cfg, "cluster.tls", cfg.TLS); err != nil {
 		return err
@@ -253,7 +253,7 @@ func (c *clusterMember) setProblem(err error) {
 	c.problem = err
 	c.mu.Unlock()
 	if !same && c.ctx.Err() == nil {
-		c.slow.Warn("the node does not take part in its cluster yet", "cluster", c.cfg.Name, "reason", err)
+		c.few.Warn("the node does not take part in its cluster yet", "cluster", c.cfg.Name, "reason", err)
 	}
 }
 

@@ -13,8 +13,8 @@ import (
 	"jbofd/internal/testutil/loopback"
 )
 
-// TestOnlyANodeIsANode: a host gets the commands of nodes with the NQN of another node and from that one's address, not
-// with one of the two. Nobody else may use that NQN, not even for what every host may do.
+// TestOnlyANodeIsANode: a host gets the commands of nodes with the NQN of a node and from that one's address, not with
+// one of the two. Nobody else may use that NQN, not even for what every host may do.
 func TestOnlyANodeIsANode(t *testing.T) {
 	hosts := clusterHosts(2)
 	w := newWorld(t)
@@ -30,7 +30,8 @@ func TestOnlyANodeIsANode(t *testing.T) {
 		{"the node", other, node, true, true},
 		{"a host with the node's NQN", stranger, node, false, false},
 		{"a host on this node with the other's NQN", this, node, false, false},
-		{"a host with the NQN of this node", stranger, cluster.HostNQN("demo", "n1"), true, false},
+		{"this node", this, cluster.HostNQN("demo", "n1"), true, true},
+		{"a host with the NQN of this node", stranger, cluster.HostNQN("demo", "n1"), false, false},
 		{"a host on the other node", other, host, true, false},
 		{"a host", stranger, host, true, false},
 	} {

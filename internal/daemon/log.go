@@ -49,9 +49,9 @@ func (n *Node) slowLog() *slog.Logger {
 		Dropped: n.tel.LogDropped}))
 }
 
-// rangeLog returns a logger for what happens to many ranges at once: of each kind it passes on some lines in
-// turnLogEvery.
-func (n *Node) rangeLog() *slog.Logger {
+// fewLog returns a logger for what may happen to many ranges at once, or have another reason at each look: of each kind
+// it passes on ten lines in turnLogEvery.
+func (n *Node) fewLog() *slog.Logger {
 	return slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: 10, Every: turnLogEvery,
 		Dropped: n.tel.LogDropped}))
 }

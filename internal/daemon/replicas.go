@@ -68,7 +68,7 @@ type replicaNode struct {
 func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	n := access.Node
 	cfg, self := n.cfg.Cluster, n.cfg.Node.Name
-	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, limited: n.rangeLog(),
+	r := &replicaNode{access: access, cfg: cfg, self: self, log: n.log, limited: n.fewLog(),
 		executor: replicated.New(turn.Real, n.pool), groups: map[uuid.UUID]*replicas.Replicas{},
 		targets: targets(cfg.Nodes), hosts: map[string]bool{}, reached: map[string]bool{}}
 	pc := peers.Config{Name: self, HostNQN: cluster.HostNQN(cfg.Name, self),
