@@ -355,6 +355,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 	}
 	s.Manager, s.Dirty = st.Manages, c.host.dirty()
 	s.KnownLosses, s.FoundLosses = c.host.losses()
+	s.SilentPartitions = c.host.silent()
 	d := c.host.dropped()
 	s.LeftRanges, s.DroppedRanges, s.DroppedBytes = d.Left, d.Ranges, d.Bytes
 	if st.Active != nil {

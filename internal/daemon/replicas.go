@@ -32,6 +32,10 @@ const closeReplicasTimeout = 200 * time.Millisecond
 // manager hears it. A node that has failed is given up after 1.3 leases.
 const patienceLeases = 2
 
+// silentAfter is how long a drive may complete nothing although it has requests. The longest that a sound one needs for
+// anything is a second or two, and by default clients wait for 10 s.
+const silentAfter = 7 * time.Second
+
 // replicaNode runs the replicas of this node's partitions, with the connections to the other nodes.
 type replicaNode struct {
 	access   clusterAccess
@@ -101,6 +105,7 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
+		Drive: p.Drive().Stats(), SilentAfter: silentAfter,
 		LockKeys: r.cfg.LockKeys,
 		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
 		Log: r.limited})
@@ -139,6 +144,16 @@ func (r *replicaNode) all() (all []*replicas.Replicas) {
 func (r *replicaNode) dirty() (n int64) {
 	for _, g := range r.all() {
 		n += g.Dirty()
+	}
+	return n
+}
+
+// silent counts the partitions whose drive takes requests and completes none.
+func (r *replicaNode) silent() (n int) {
+	for _, g := range r.all() {
+		if g.Silent() {
+			n++
+		}
 	}
 	return n
 }

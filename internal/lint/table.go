@@ -160,8 +160,8 @@ var directions = []row{
 	{"internal/replica", []string{"internal/crrs", "internal/kvstore", "internal/kvstore/format", "internal/nvme"},
 		toMachine},
 	{"internal/replicas", []string{"internal/bufpool", "internal/cluster", "internal/cluster/view", "internal/crrs",
-		"internal/kvstore", "internal/nvme", "internal/partition", "internal/peers", "internal/replica",
-		"internal/turn"}, toDriver},
+		"internal/drive", "internal/kvstore", "internal/nvme", "internal/partition", "internal/peers",
+		"internal/replica", "internal/ssd", "internal/turn"}, toDriver},
 	{"internal/ordering", []string{"internal/ordering/...", "internal/nvme/...", "internal/pipeline"}, toMachine},
 
 	{"internal/turn", nil, toDriver},

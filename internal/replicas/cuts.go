@@ -196,8 +196,9 @@ func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
 }
 
 // resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach, and
-// notes when the next one may have to be. makeReport calls it, with each new view and when other connections are cut,
-// so that it also notes who the neighbours are, and since when.
+// notes when the next one may have to be. With a silent drive it gives up all in which there are others. makeReport
+// calls it, with each new view and when other connections are cut, so that it also notes who the neighbours are, and
+// since when.
 func (g *Replicas) resign() {
 	g.cuts.resignNS = 0
 	for number, m := range g.ranges {
@@ -235,6 +236,8 @@ func (g *Replicas) resign() {
 			}
 		}
 		switch {
+		case g.silence.silent && others > 0:
+			g.giveUp(m, c[at].Since)
 		case due == 0:
 		case due > g.clock:
 			if g.cuts.resignNS == 0 || due < g.cuts.resignNS {
@@ -243,10 +246,15 @@ func (g *Replicas) resign() {
 		default:
 			g.cfg.Log.Warn("other members of a chain are out of reach: the membership is given up", "partition",
 				g.cfg.ID.String(), "range", number)
-			m.resigned, m.withdrawn = uint64(c[at].Since), true
-			m.r.Withdraw()
+			g.giveUp(m, c[at].Since)
 		}
 	}
+}
+
+// giveUp gives up a membership that began at an epoch.
+func (g *Replicas) giveUp(m *member, since view.Epoch) {
+	m.resigned, m.withdrawn = uint64(since), true
+	m.r.Withdraw()
 }
 
 // takeBack takes back what was given up where the newest view has answered that by making the member a last copy: it

@@ -12,7 +12,8 @@
 // that it concerns, if nobody else does.
 //
 // Views come in with SetState, and reports go out with Report (state.go); cuts.go looks for nodes that only the manager
-// reaches; request.go has the requests of hosts and nodes, peer.go the commands to other nodes.
+// reaches, silence.go for a drive that completes nothing; request.go has the requests of hosts and nodes, store.go
+// those to the store, peer.go the commands to other nodes.
 //
 // Authority is looked at in each turn by a time that was read after what the turn has taken out of its mailboxes. So an
 // answer leaves a replica only if it has had authority after the value was fetched.
@@ -29,6 +30,7 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
+	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/partition"
@@ -81,6 +83,10 @@ type Config struct {
 	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.go.
 	// It is longer than it takes until a view goes on without a node that has failed. 0: for ever.
 	Patience time.Duration
+	// Drive has the counters of the partition's drive. SilentAfter is how long that may complete nothing while there
+	// are requests: see silence.go. It is longer than anything takes at a drive that works. Nil, or 0: for ever.
+	Drive       *drive.Stats
+	SilentAfter time.Duration
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
 	Pool *bufpool.Pool
 	// Observe is told of each command to another node that has ended: its opcode, how many bytes of data it has sent or
@@ -158,6 +164,8 @@ type Replicas struct {
 	report []cluster.RangeReport
 	// dirty is what Dirty returns.
 	dirty atomic.Int64
+	// isSilent is what Silent returns.
+	isSilent atomic.Bool
 
 	// Everything below belongs to the driver's owner.
 	closed bool
@@ -196,6 +204,7 @@ type Replicas struct {
 	again                   []abort
 	changes                 []linkChange
 	cuts                    cuts
+	silence                 silence
 	drops                   drops
 	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
 	reports []kvstore.Damage
@@ -383,6 +392,7 @@ func (g *Replicas) turn() {
 	}
 	g.start()
 	g.lookForCuts()
+	g.lookForSilence()
 	g.touchDue()
 	g.takeDamages()
 	g.repairLosses()
@@ -496,6 +506,9 @@ func (g *Replicas) finish() {
 		g.dirty.Store(n)
 	}
 	next := g.cuts.nextNS()
+	if at := g.nextLookNS(); at != 0 && (next == 0 || at < next) {
+		next = at
+	}
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
 	}
@@ -540,58 +553,4 @@ func (g *Replicas) carryOut(m *member) {
 	}
 	a.Requests, a.Commands, a.Responses, a.Replies = a.Requests[:0], a.Commands[:0], a.Responses[:0], a.Replies[:0]
 	a.Epoch = 0
-}
-
-// storeRequest is a request of a replica to the store, or of drops: then m is nil.
-type storeRequest struct {
-	partition.Request
-	g    *Replicas
-	m    *member
-	tag  uint64
-	node turn.Node[storeRequest]
-	next *storeRequest
-}
-
-// KVDone implements partition.Sink.
-func (s *storeRequest) KVDone(*partition.Request) (kick bool) { return s.g.stored.Push(&s.node) }
-
-// Kick implements partition.Sink.
-func (s *storeRequest) Kick() { s.g.driver.Run() }
-
-// store makes a request to the store. It allocates when there are more than before.
-//
-// hot: 0 allocs
-func (g *Replicas) store(m *member, q *kvstore.Request) {
-	s := g.freeStore
-	if g.storeSpares.take(); s == nil {
-		s = &storeRequest{g: g}
-		s.node.Item, s.Sink = s, s
-	} else {
-		g.freeStore = s.next
-	}
-	s.m, s.tag, s.next = m, q.Tag, nil
-	s.Op, s.Condition, s.Value, s.Version, s.Given = q.Op, q.Condition, q.Value, q.Version, q.Given
-	s.Expires, s.Tombstone, s.ID, s.Range, s.Background, s.Tenant = q.Expires, q.Tombstone, q.ID, q.Range, q.Background,
-		q.Tenant
-	s.Sound = q.Sound
-	s.KeyLen = uint8(copy(s.Key[:], q.Key))
-	g.atStore++
-	g.toStore.Add(&s.Request)
-}
-
-// takeStored takes the store's answer to its replica.
-func (g *Replicas) takeStored(s *storeRequest) {
-	g.atStore--
-	p := kvstore.Reply{Tag: s.tag, Status: s.Status, ValueLen: s.ValueLen, Version: s.ObjectVersion,
-		Expires: s.ObjectExpires}
-	switch {
-	case g.closed:
-	case s.m == nil:
-		g.dropAnswered(&p)
-	default:
-		g.touch(s.m).Stored(&p)
-	}
-	s.m, s.Value, s.next = nil, nil, g.freeStore
-	g.freeStore = s
-	g.storeSpares.n++
 }

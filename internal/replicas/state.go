@@ -233,6 +233,8 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		return view.Silent
 	case e.State <= view.Leaving && m != nil && m.gaveUp(e.Since):
 		return view.Incomplete // as a last copy it has all that was acknowledged
+	case (e.State == view.Filling || e.State == view.Waiting) && g.silence.silent:
+		return view.Damaged // so that nobody waits for its drive
 	case e.State >= view.Filling && g.copierIsCut(number):
 		return view.Damaged // so that it is not filled now
 	case e.State == view.Waiting:

@@ -40,6 +40,8 @@ type ClusterStats struct {
 	// repaired yet. FoundLosses counts those that were found.
 	KnownLosses int
 	FoundLosses uint64
+	// SilentPartitions is how many of the node's partitions have a drive that takes requests and completes none.
+	SilentPartitions int
 }
 
 // PeerKinds are the kinds of commands that replicas send to those of other nodes.
@@ -120,6 +122,8 @@ var (
 		"what came. That of fetch is what copies were filled with.", "kind")
 	peerLost = counter("jbof_cluster_peer_lost_total", "Such commands that were not sent, or not answered, for want "+
 		"of a connection.", "kind")
+	clusterSilent = gauge("jbof_cluster_silent_partitions", "Partitions of this node whose drive takes requests and "+
+		"completes none. Ranges that other nodes serve go on without them.")
 	clusterLosses = gauge("jbof_cluster_known_losses", "Objects and segments that the stores of this node are known "+
 		"to have lost, and that were not repaired yet.")
 	clusterFound   = counter("jbof_cluster_found_losses_total", "Those that were found.")
@@ -132,12 +136,14 @@ var (
 func clusterMetrics() []metric {
 	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
-		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs}
+		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs,
+		clusterSilent}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
 	ch chan<- prometheus.Metric) {
 	put(clusterDirty, float64(s.Dirty))
+	put(clusterSilent, float64(s.SilentPartitions))
 	put(clusterLeft, float64(s.LeftRanges))
 	put(clusterDroppedRanges, float64(s.DroppedRanges))
 	put(clusterDroppedBytes, float64(s.DroppedBytes))

@@ -1,0 +1,66 @@
+package replicas
+
+import (
+	"jbofd/internal/kvstore"
+	"jbofd/internal/partition"
+	"jbofd/internal/turn"
+)
+
+// storeRequest is a request of a replica to the store, or of drops: then m is nil.
+type storeRequest struct {
+	partition.Request
+	g    *Replicas
+	m    *member
+	tag  uint64
+	kind kind
+	look uint32 // the one before it
+	node turn.Node[storeRequest]
+	next *storeRequest
+}
+
+// KVDone implements partition.Sink.
+func (s *storeRequest) KVDone(*partition.Request) (kick bool) { return s.g.stored.Push(&s.node) }
+
+// Kick implements partition.Sink.
+func (s *storeRequest) Kick() { s.g.driver.Run() }
+
+// store makes a request to the store. It allocates when there are more than before.
+//
+// hot: 0 allocs
+func (g *Replicas) store(m *member, q *kvstore.Request) {
+	s := g.freeStore
+	if g.storeSpares.take(); s == nil {
+		s = &storeRequest{g: g}
+		s.node.Item, s.Sink = s, s
+	} else {
+		g.freeStore = s.next
+	}
+	s.m, s.tag, s.next = m, q.Tag, nil
+	s.Op, s.Condition, s.Value, s.Version, s.Given = q.Op, q.Condition, q.Value, q.Version, q.Given
+	s.Expires, s.Tombstone, s.ID, s.Range, s.Background, s.Tenant = q.Expires, q.Tombstone, q.ID, q.Range, q.Background,
+		q.Tenant
+	s.Sound = q.Sound
+	s.KeyLen = uint8(copy(s.Key[:], q.Key))
+	s.kind = kindOf(q.Op)
+	s.look = g.silence.began(s.kind)
+	g.atStore++
+	g.toStore.Add(&s.Request)
+}
+
+// takeStored takes the store's answer to its replica.
+func (g *Replicas) takeStored(s *storeRequest) {
+	g.atStore--
+	g.silence.ended(s.kind, s.look)
+	p := kvstore.Reply{Tag: s.tag, Status: s.Status, ValueLen: s.ValueLen, Version: s.ObjectVersion,
+		Expires: s.ObjectExpires}
+	switch {
+	case g.closed:
+	case s.m == nil:
+		g.dropAnswered(&p)
+	default:
+		g.touch(s.m).Stored(&p)
+	}
+	s.m, s.Value, s.next = nil, nil, g.freeStore
+	g.freeStore = s
+	g.storeSpares.n++
+}
