@@ -171,6 +171,36 @@ func TestReadsAndWritesWaitForTokens(t *testing.T) {
 	}
 }
 
+// TestAWriteIsNotRepeatedAfterItsIdentity: it may have been done, and waits for tokens until nobody knows of it.
+func TestAWriteIsNotRepeatedAfterItsIdentity(t *testing.T) {
+	g := newRig(t, 1, 1)
+	s := g.open()
+	if err := s.Put(t.Context(), []byte("k"), []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	e := s.engine
+	for _, late := range []bool{true, false} {
+		r := e.take()
+		if err := r.begin(&kvop.Args{Kind: kv.Put, Key: []byte("k"), Value: []byte("again")}); err != nil {
+			t.Fatal(err)
+		}
+		tries := s.Stats().Tries
+		e.mu.Lock()
+		e.startLocked(r)
+		r.unknown, r.first = true, s.now()
+		if late {
+			r.first -= s.o.KeepFor + 1
+		}
+		e.pump()
+		e.leave()
+		<-r.ended
+		if sent := s.Stats().Tries - tries; late != errors.Is(r.err, client.ErrIndeterminate) || late == (sent > 0) {
+			t.Errorf("its time is over: %t; sent %d times, and ended with %v", late, sent, r.err)
+		}
+		e.give(r)
+	}
+}
+
 // connectAll waits until all nodes are connected.
 func connectAll(t *testing.T, g *rig, s *Store) {
 	t.Helper()

@@ -190,8 +190,8 @@ func (r *request) next(now time.Duration) { // hot: 0 allocs
 	case r.tries == s.o.MaxTries:
 		r.finish(r.fail(fmt.Errorf("gave up after %d tries", r.tries)))
 		return
-	case r.unknown && now-r.first > s.o.KeepFor:
-		r.finish(r.fail(fmt.Errorf("not repeated after %s: Options.KeepFor", s.o.KeepFor)))
+	case r.expired(now):
+		r.finish(r.fail(r.whyExpired()))
 		return
 	}
 	r.tries++
@@ -203,6 +203,14 @@ func (r *request) next(now time.Duration) { // hot: 0 allocs
 	}
 	r.phase, r.queued = waiting, now
 	r.e.flow.Add(int64(now), &r.a.flow)
+}
+
+// expired reports whether a write that may have been carried out cannot be repeated, because nobody may know its
+// identity any more.
+func (r *request) expired(now time.Duration) bool { return r.unknown && now-r.first > r.s.o.KeepFor } // hot: 0 allocs
+
+func (r *request) whyExpired() error {
+	return fmt.Errorf("not repeated after %s: Options.KeepFor", r.s.o.KeepFor)
 }
 
 // choose finds the members that the command may go to, all but one; of a write: whose tokens it takes. It returns false
@@ -270,6 +278,11 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 	e := r.e
 	at.x = at.members[at.flow.SentTo()]
 	l, p := at.x.node.ready.Load(), at.x.place.Load()
+	if r.expired(now) { // while it waited for tokens
+		e.flow.Ended(int64(now), &at.flow, 0)
+		r.finish(r.fail(r.whyExpired()))
+		return
+	}
 	if l == nil || p == nil { // lost while it waited
 		e.flow.Ended(int64(now), &at.flow, 0)
 		if at == &r.a {

@@ -54,3 +54,33 @@ func TestARefusalNeedsAuthority(t *testing.T) {
 	refuse(100, 99, Refused)
 	refuse(200, 200, Unavailable)
 }
+
+// TestALoneChainHeadAcknowledgesWithAuthority: one that was paused may have been given up, and an operator may have
+// accepted the loss of what it alone has. One that others have acknowledged a write to needs none.
+func TestALoneChainHeadAcknowledgesWithAuthority(t *testing.T) {
+	alone := Role{Epoch: 1, Member: true, Since: 1, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
+	beside := alone
+	beside.Successor, beside.ChainTail, beside.NumOthers, beside.Others[0] = 7, 7, 1, 7
+	fills := alone
+	fills.Successor = 7
+	for _, c := range []struct {
+		role    Role
+		durable int64
+		want    Status
+	}{{alone, 99, OK}, {alone, 100, Unknown}, {beside, 100, OK}, {fills, 99, OK}, {fills, 100, Unknown}} {
+		var out Actions
+		r := New(Config{Window: 4, Reads: 1, Parts: 1, Bits: 64})
+		r.SetRole(c.role, &out)
+		r.Extend(100)
+		r.Write(Write{Op: Put}, &out)
+		r.Advance(c.durable)
+		r.Stored(out.Stores[0].Slot, Done, out.Stores[0].Version, &out)
+		r.Receive(7, &Message{Kind: Ack, Epoch: 1, Seq: 1}, &out)
+		if len(out.Replies) != 1 || out.Replies[0].Status != c.want {
+			t.Errorf("%+v, durable at %d: %+v, want %v", c.role, c.durable, out.Replies, c.want)
+		}
+		if r.Writes() != 0 || r.Committed() != 1 {
+			t.Errorf("%+v: %d writes are under way, %d is committed", c.role, r.Writes(), r.Committed())
+		}
+	}
+}

@@ -280,6 +280,11 @@ func (r *Replica) commit(mark uint64, out *Actions) {
 // write, the slot stays taken until Stored.
 func (r *Replica) end(i int32, st Status, out *Actions) {
 	w := r.writes.At(i)
+	// A ChainHead that was paused, and is alone, may be the only one who knows of the write: others may have been given
+	// the range meanwhile, without what it has.
+	if st == OK && r.role.NumOthers == 0 && !r.authority() {
+		st = Unknown
+	}
 	if w.waited {
 		out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: st, Version: w.version})
 	}
