@@ -70,9 +70,10 @@ func (r *Replica) continueRevival(out *Actions) {
 			o.key.Len = 16
 			found = r.position(o.key.Bytes[:])>>(r.cfg.Bits-1)>>1 == r.cfg.First>>(r.cfg.Bits-1)>>1
 		}
-		// The tombstone has expired already, so that it is never seen, nor has an effect.
+		// The tombstone has expired already, so that it is never seen, nor has an effect. Whoever has such a key after
+		// all keeps it, because no version of an object is lower.
 		o.req.Op, o.req.Key = kvstore.Delete, o.key.Bytes[:]
-		o.req.Given, o.req.Tombstone, o.req.Expires = max(r.port.Replica().Version(), 1), true, 1
+		o.req.Given, o.req.Tombstone, o.req.Expires = 1, true, 1
 	}
 	out.Requests = append(out.Requests, o.req)
 }

@@ -86,7 +86,7 @@ func TestADamagedReplicaRevives(t *testing.T) {
 			t.Helper()
 			q, ok := next()
 			if !ok || q.Op != op || !r.Damaged() ||
-				op == kvstore.Delete && (q.Expires != 1 || !q.Tombstone || q.Given == 0) {
+				op == kvstore.Delete && (q.Expires != 1 || !q.Tombstone || q.Given != 1) {
 				t.Fatalf("%+v, want %v; damaged %t", q, op, r.Damaged())
 			}
 			r.Stored(&kvstore.Reply{Tag: q.Tag, Status: st, Version: q.Given})
