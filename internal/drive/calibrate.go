@@ -21,6 +21,8 @@ const (
 	// calibrationData is how many bytes must have been written to the drive, unless it is smaller. Less than that may
 	// be read from a cache of the drive or of the host.
 	calibrationData = 64 << 20
+	// calibrationErrors reads may fail, and one in a hundred.
+	calibrationErrors = 4
 	// calibrationExtents bounds the search for written data.
 	calibrationExtents = 4096
 )
@@ -55,7 +57,8 @@ func Calibrate(env turn.Env, dev ssd.Device, pool *bufpool.Pool) (jbof.Profile, 
 		return jbof.Profile{}, errors.Join(fmt.Errorf("%w: %d bytes of it in extents of %d or more", ErrBlank,
 			data.bytes, jbof.CalibrationBytes), q.Close())
 	}
-	m := &measurement{env: env, q: q, name: info.Name, data: &data, pool: pool, done: make(chan struct{})}
+	m := &measurement{env: env, q: q, name: info.Name, blockSize: int(info.BlockSize), data: &data, pool: pool,
+		done: make(chan struct{})}
 	env.Go(m.begin)
 	// The measurement waits for a device that hangs, before it closes the queue; the caller must not.
 	if !env.Wait(m.done, calibrationTime+time.Second) {
@@ -104,8 +107,10 @@ type measurement struct {
 	env  turn.Env
 	q    ssd.Queue
 	name string
-	data *data
-	pool *bufpool.Pool
+	// blockSize is the least length of a read.
+	blockSize int
+	data      *data
+	pool      *bufpool.Pool
 	// done is closed when profile and err are the outcome. Errors: ErrSlow; the device's; the pool has no memory.
 	done    chan struct{}
 	profile jbof.Profile
@@ -122,6 +127,7 @@ type measurement struct {
 	rand        *rand.Rand
 	tag         uint64
 	outstanding int
+	failed      int // reads
 	beganNS     int64
 	late        bool // calibrationTime is over
 	over        bool
@@ -172,8 +178,11 @@ func (c *measurement) now() int64 { return c.env.Now() - c.beganNS + 1 }
 func (c *measurement) step(n int) bool {
 	c.outstanding -= n
 	for i := range c.comps[:n] {
-		if c.err == nil {
-			c.err = c.comps[i].Err
+		if err := c.comps[i].Err; err != nil {
+			// Some blocks cannot be read; the others say how fast the drive is.
+			if c.failed++; c.err == nil && c.failed > calibrationErrors+int(c.tag)/100 {
+				c.err = err
+			}
 		}
 		c.m.Complete(c.now(), c.comps[i].LatencyNS)
 	}
@@ -183,6 +192,7 @@ func (c *measurement) step(n int) bool {
 		if !ok {
 			break
 		}
+		length = max(length, int64(c.blockSize))
 		req := [1]ssd.Request{{Op: ssd.Read, Offset: c.data.place(c.rand.Uint64(), length), Len: length,
 			Buf: c.buf.B[:length], Tag: c.tag}}
 		c.tag++

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"jbofd/internal/bufpool"
 	"jbofd/internal/pipeline/jbof"
@@ -18,6 +19,19 @@ type holed struct {
 	written []ssd.Extent
 	mu      sync.Mutex
 	reads   []ssd.Extent
+	// fails reports whether the n-th completion is an error; nil: none is.
+	fails func(n int) bool
+	n     int
+}
+
+func (h *holed) Poll(dst []ssd.Completion, wait time.Duration) int {
+	n := h.gate.Poll(dst, wait)
+	for i := range dst[:n] {
+		if h.n++; h.fails != nil && h.fails(h.n) {
+			dst[i].Err = ssd.ErrMedia
+		}
+	}
+	return n
 }
 
 func (h *holed) NextData(offset int64) ssd.Extent {
@@ -49,6 +63,13 @@ func (h *holed) Submit(reqs []ssd.Request) int {
 // calibrateHoled calibrates a drive of which only the given ranges were written.
 func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*holed, jbof.Profile, error) {
 	t.Helper()
+	return calibrateFailing(t, nil, sizeBytes, written...)
+}
+
+// calibrateFailing does the same with a drive of which some reads fail.
+func calibrateFailing(t *testing.T, fails func(n int) bool, sizeBytes int64, written ...ssd.Extent) (*holed,
+	jbof.Profile, error) {
+	t.Helper()
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 16 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +81,7 @@ func calibrateHoled(t *testing.T, sizeBytes int64, written ...ssd.Extent) (*hole
 	if g.inner, err = g.Device.OpenQueue(1); err != nil {
 		t.Fatal(err)
 	}
-	h := &holed{gate: g, written: written}
+	h := &holed{gate: g, written: written, fails: fails}
 	stop, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -128,5 +149,26 @@ func TestABlankDriveIsNotCalibrated(t *testing.T) {
 				t.Errorf("%+v, %v, %d reads; want ErrBlank and none", p, err, len(h.reads))
 			}
 		})
+	}
+}
+
+// TestACalibrationEnduresReadErrors: a few blocks that cannot be read do not matter. A drive that fails many reads is
+// not calibrated.
+func TestACalibrationEnduresReadErrors(t *testing.T) {
+	const size = 128 << 20
+	for _, c := range []struct {
+		name  string
+		fails func(n int) bool
+		good  bool
+	}{
+		{"the first", func(n int) bool { return n == 1 }, true},
+		{"one in 500", func(n int) bool { return n%500 == 0 }, true},
+		{"one in 20", func(n int) bool { return n%20 == 0 }, false},
+		{"all", func(int) bool { return true }, false},
+	} {
+		_, p, err := calibrateFailing(t, c.fails, size, ssd.Extent{End: size})
+		if good := err == nil && p.Depth > 0; good != c.good || !c.good && !errors.Is(err, ssd.ErrMedia) {
+			t.Errorf("%s: %+v, %v", c.name, p, err)
+		}
 	}
 }

@@ -50,6 +50,9 @@ func (o Op) Mutates() bool {
 	return false
 }
 
+// NamesRange reports whether the operation names a range of which the device transfers nothing.
+func (o Op) NamesRange() bool { return o == WriteZeroes || o == Deallocate || o == DeallocateRanges }
+
 // Range is a range of an SSD.
 type Range struct {
 	Offset units.DriveOffset

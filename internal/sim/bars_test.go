@@ -102,6 +102,9 @@ func TestFarHostsKeepTheDriveBusy(t *testing.T) {
 var misses = map[string]float64{
 	// gimbal gives the four writers nearly twice as much as the twelve readers, which results in a higher mean.
 	"mean of read-write/4K-few-writers-clean": 0.94,
+	// The first probe begins after 0.1 s of a mixed load, takes 0.14 s, and has to settle. Sooner, it disturbs the rows
+	// in which tenants come and go.
+	"settling of dynamic/write-cost-fragmented": 360,
 	// Four readers of depth 4 wait for programs, not for each other.
 	"p99.9 of read-write/128K-many-writers-clean": 0.80,
 }
@@ -249,6 +252,10 @@ func TestBars(t *testing.T) {
 	t.Run("shares settle within 200 ms of a tenant's coming, going or turning", func(t *testing.T) {
 		each(t, "dynamic", func(t *testing.T, s *Scenario, r, _ *Result) {
 			if strings.HasPrefix(s.Name, "write-cost") {
+				// Shares are not equal there: one tenant writes little. What counts is when they stop changing.
+				if got, most := float64(r.Phase("heavy writes").SettleNS)/1e6, missed(s, "settling", 200); got > most {
+					t.Errorf("shares settle after %.0f ms, want %.0f", got, most)
+				}
 				return
 			}
 			for _, p := range r.Phases {

@@ -31,7 +31,8 @@ type calibrationPhase struct {
 // Bounds of what a calibration asks for.
 const (
 	// CalibrationDepth is the maximum number of outstanding reads, CalibrationBytes the maximum length of a read.
-	// CalibrationUnit is the minimum length; offsets should be multiples of it.
+	// CalibrationUnit is what offsets should be multiples of. Reads are at least 512 bytes long; a drive with longer
+	// blocks reads a block instead.
 	CalibrationDepth = 192
 	CalibrationBytes = large
 	CalibrationUnit  = unit
@@ -39,7 +40,7 @@ const (
 
 const (
 	smalls, larges = 7, 5
-	phases         = smalls + larges
+	phases         = smalls + larges + 1
 	// Each load runs once a round, and the median of the rounds counts, so that a disturbance of some milliseconds
 	// affects one of them only.
 	rounds = 3
@@ -51,11 +52,13 @@ const (
 	// busyPart is the part of the best rate above which a drive counts as busy.
 	busyPart = 0.97
 	large    = 128 << 10
+	smallest = 512
 )
 
 var calibrationPhases = [phases]calibrationPhase{
 	{1, unit}, {16, unit}, {32, unit}, {64, unit}, {96, unit}, {128, unit}, {192, unit},
 	{4, large}, {6, large}, {8, large}, {12, large}, {24, large},
+	{192, smallest},
 }
 
 // Next reports whether a read is to be submitted now, and its length.
@@ -120,7 +123,7 @@ func (c *Calibration) Profile() Profile {
 	for i := range rates {
 		rates[i] = c.median(c.result[i])
 	}
-	small, big := rates[:smalls], rates[smalls:]
+	small, big := rates[:smalls], rates[smalls:smalls+larges]
 	best, bestBig := slices.Max(small), slices.Max(big)
 	if best <= 0 || bestBig <= 0 {
 		return Profile{}
@@ -131,6 +134,9 @@ func (c *Calibration) Profile() Profile {
 	}
 	p.Depth = busy(best, small, calibrationPhases[:smalls])
 	p.LargeDepth = busy(bestBig, big, calibrationPhases[smalls:])
+	if tiny := rates[phases-1]; tiny > 0 {
+		p.SmallPart = min(best/tiny, 1)
+	}
 	// Two points determine the line of cost over length.
 	smallNS, bigNS := 1e9/best, 1e9/bestBig
 	p.ReadByteNS = max((bigNS-smallNS)/(large-unit), smallNS/unit/100)

@@ -8,6 +8,9 @@ type Profile struct {
 	ReadNS, ReadByteNS float64
 	// LatencyNS is the latency of a 4 KiB read on an otherwise idle drive.
 	LatencyNS int64
+	// SmallPart is the cost of a read of 512 bytes as a part of that of a 4 KiB read, more than 0 and at most 1. Flash
+	// is read in units of 4 KiB, and only the transfer is shorter. 0 stands for 1.
+	SmallPart float64
 	// Depth is how many 4 KiB reads must be outstanding to keep the drive busy, LargeDepth how many of 128 KiB.
 	Depth, LargeDepth int
 	// Fixed is set if the drive completes requests within Submit. Latency then shows only how busy the CPU is, so
@@ -35,6 +38,7 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 type Costs struct {
 	fixed              bool
 	readNS, readByteNS float64
+	smallPart          float64
 	writeByteNS        float64
 	// storm estimates, from 0 to 1, whether writes are frequent enough to cost what was measured. Rare writes fit the
 	// drive's buffer and cost no more than reads.
@@ -43,8 +47,10 @@ type Costs struct {
 	// because such latency is mostly not device time. What is device time is what reads and writes leave unused.
 	otherNS   [pipeline.Ops]float64
 	otherPart float64
-	depth     float64
-	baseNS    int64
+	// ranges is what the lengths of ranges cost.
+	ranges [pipeline.Ops]rangeCost
+	depth  float64
+	baseNS int64
 	// place and placeByte are the fixed and the per-byte part of the window that a read takes. A read of 128 KiB keeps
 	// more dies busy than one of 4 KiB, but not in proportion to its cost.
 	place, placeByte float64
@@ -58,6 +64,8 @@ type Costs struct {
 	saturatedNS                  int64        // time for which I/Os of any lane were queued
 	reads, readBytes, writeBytes float64
 	othersNS                     float64
+	// chargedReads and chargedBytes are the reads and their bytes as they are charged: see charged.
+	chargedReads, chargedBytes float64
 	// slow counts the reads that took longer than a whole window of them should. readLatencyNS is the sum of the
 	// reads' latencies; a slow read counts with what a window should take, because the drive may have stood still.
 	slow, readLatencyNS float64
@@ -70,6 +78,12 @@ type Costs struct {
 	// Values for Stats.
 	latency              [pipeline.Classes]float64
 	targetRate, doneRate float64
+}
+
+// rangeCost is what each byte of a range costs, at most mostNS, as far as that is known.
+type rangeCost struct {
+	known          bool
+	byteNS, mostNS float64
 }
 
 // probe is the state of the write measurement.
@@ -119,6 +133,8 @@ const (
 	// minOtherCost is the least cost of an operation that moves no data, in 4 KiB reads. Their cost is measured in
 	// intervals in which they make up at least minOthers of the total; above maxOthers nothing else is measured.
 	minOtherCost, minOthers, maxOthers = 0.25, 0.05, 0.5
+	// minRange is the least length of a range from which anything is learned about the cost of lengths.
+	minRange = 64 << 10
 	// otherMaxNS bounds the cost of an operation that moves no data.
 	otherMaxNS = 2_000_000
 	// mixedWidth is the width of the window while there are writes, because reads wait for programs in the drive.
@@ -130,8 +146,9 @@ const (
 	stormUp, stormDown = 0.7, 0.04
 
 	// A probe lasts probeTicks intervals. The first probeSettle are not counted, because the drive's buffer fills. The
-	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of the weights of reading and writing
-	// tenants, so that writes get four fifths of the drive. The first probe comes after probeFirst intervals of mixed
+	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of what reads and writes have cost before,
+	// so that writes get four fifths of the drive. Weights bound that ratio: a reader of much weight that reads little
+	// must not make all other reads expensive. The first probe comes after probeFirst intervals of mixed
 	// load; the wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less
 	// than 0.05 % of the time.
 	probeTicks, probeSettle = 7, 4
@@ -159,7 +176,11 @@ func NewCosts(pr Profile) Costs {
 	if pr.LargeDepth <= 0 {
 		pr.LargeDepth = d.LargeDepth
 	}
-	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, depth: float64(pr.Depth),
+	if pr.SmallPart <= 0 || pr.SmallPart > 1 {
+		pr.SmallPart = 1
+	}
+	c := Costs{fixed: pr.Fixed, readNS: pr.ReadNS, readByteNS: pr.ReadByteNS, smallPart: pr.SmallPart,
+		depth:  float64(pr.Depth),
 		baseNS: pr.LatencyNS, readOnly: readOnlyIntervals, width: 1, otherPart: 0.1}
 	c.probe.wait, c.probe.waitedFrom = probeFirst, probeFirst
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
@@ -171,6 +192,23 @@ func NewCosts(pr Profile) Costs {
 
 // UnitNS returns the cost of a 4 KiB read.
 func (c *Costs) UnitNS() float64 { return c.readNS + c.readByteNS*unit }
+
+// charged returns the number of reads and the bytes that a read is charged as. A read of less than 4 KiB is charged as
+// a part of a read of 4 KiB.
+func (c *Costs) charged(lenBytes int64) (reads, bytes float64) {
+	if lenBytes >= unit {
+		return 1, float64(lenBytes)
+	}
+	longer := float64(max(lenBytes-smallest, 0)) / (unit - smallest)
+	part := c.smallPart + (1-c.smallPart)*longer
+	return part, part * unit
+}
+
+// read returns the cost of a read in ns.
+func (c *Costs) read(lenBytes int64) float64 {
+	reads, bytes := c.charged(lenBytes)
+	return reads*c.readNS + bytes*c.readByteNS
+}
 
 // WindowNS returns the device time of as many 4 KiB reads as keep the drive busy.
 func (c *Costs) WindowNS() int64 { return int64(c.depth * c.UnitNS()) }
@@ -189,17 +227,13 @@ func (c *Costs) Window() int64 { return int64(c.width * windowOne) }
 func (c *Costs) Of(op pipeline.Op, lenBytes int64) (costNS, place int64) {
 	switch op.Class() {
 	case pipeline.ReadClass:
-		atOnce := lenBytes
-		if op == pipeline.Verify {
-			atOnce = min(lenBytes, large) // the drive reads it piece by piece, whatever its length
-		}
-		return int64(c.readNS + c.readByteNS*float64(lenBytes)),
-			int64((c.place + c.placeByte*float64(atOnce)) * windowOne)
+		// A read longer than those that were calibrated keeps no more of the drive busy at once.
+		return int64(c.read(lenBytes)), int64((c.place + c.placeByte*float64(min(lenBytes, large))) * windowOne)
 	case pipeline.WriteClass:
 		ns := c.written() * float64(units(lenBytes)*unit)
 		return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
 	}
-	ns := c.other(op)
+	ns := c.other(op, lenBytes)
 	return int64(ns), int64(ns / (c.depth * c.UnitNS()) * windowOne)
 }
 
@@ -213,8 +247,8 @@ func (c *Costs) written() float64 {
 func (c *Costs) Probing() bool { return c.probe.left > 0 }
 
 // other returns the cost of an operation that moves no data.
-func (c *Costs) other(op pipeline.Op) float64 {
-	return max(c.otherPart*c.otherNS[op], minOtherCost*c.UnitNS())
+func (c *Costs) other(op pipeline.Op, lenBytes int64) float64 {
+	return max(c.otherPart*c.otherNS[op], minOtherCost*c.UnitNS()) + c.ranges[op].byteNS*float64(lenBytes)
 }
 
 // Tilt returns the current factor on the cost of reads.
@@ -239,7 +273,10 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 	case pipeline.ReadClass:
 		c.reads++
 		c.readBytes += float64(lenBytes)
-		ns := c.readNS + c.readByteNS*float64(lenBytes)
+		reads, bytes := c.charged(lenBytes)
+		c.chargedReads += reads
+		c.chargedBytes += bytes
+		ns := reads*c.readNS + bytes*c.readByteNS
 		if single {
 			c.readCompleted(ns, float64(latencyNS))
 		} else {
@@ -248,12 +285,47 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 	case pipeline.WriteClass:
 		c.writeBytes += float64(units(lenBytes) * unit)
 	default:
-		c.othersNS += c.other(op)
-		if ns := float64(min(max(latencyNS, 1), otherMaxNS)); c.otherNS[op] == 0 || ns < c.otherNS[op] {
+		c.othersNS += c.other(op, lenBytes)
+		c.rangeCompleted(op, lenBytes, latencyNS)
+		most := int64(otherMaxNS)
+		if lenBytes >= minRange {
+			most = c.baseNS
+		}
+		if ns := float64(min(max(latencyNS, 1), most)); c.otherNS[op] == 0 || ns < c.otherNS[op] {
 			c.otherNS[op] = ns
 		} else {
 			c.otherNS[op] += (ns - c.otherNS[op]) / 4096 // rises slowly, because the drive may have become slower
 		}
+	}
+}
+
+// rangeCompleted learns from the latency of a command for a range. Such a command has the device to itself for a time
+// that grows with the length. What it takes longer than a lone read bounds that time. The least that was seen counts,
+// because more than that is time in which the command waited.
+func (c *Costs) rangeCompleted(op pipeline.Op, lenBytes, latencyNS int64) {
+	if lenBytes < minRange {
+		return
+	}
+	r := &c.ranges[op]
+	ns := float64(max(latencyNS-c.baseNS, 0)) / float64(lenBytes)
+	switch {
+	case !r.known:
+		r.known, r.byteNS, r.mostNS = true, ns, ns
+	case ns < r.mostNS:
+		r.mostNS = ns
+	default:
+		r.mostNS += (ns - r.mostNS) / 256
+	}
+	r.byteNS = min(max(r.byteNS, r.mostNS/100), r.mostNS)
+}
+
+// learnOthers corrects the costs of operations that move no data by what reads and writes have left of a busy interval.
+func (c *Costs) learnOthers(leftNS float64) {
+	change := 1 + mixGain*(min(max(leftNS/c.othersNS, 0.25), 2)-1)
+	c.otherPart = min(max(c.otherPart*change, 1e-3), 1)
+	for op := range c.ranges {
+		r := &c.ranges[op]
+		r.byteNS = min(r.byteNS*change, r.mostNS)
 	}
 }
 
@@ -285,7 +357,7 @@ func (c *Costs) Waited(waiting [lanes]bool, ns int64) {
 // laneNS returns the cost of the lane's I/Os of the current interval.
 func (c *Costs) laneNS(lane int) float64 {
 	if lane == readLane {
-		return c.reads*c.readNS + c.readBytes*c.readByteNS
+		return c.chargedReads*c.readNS + c.chargedBytes*c.readByteNS
 	}
 	return c.writeBytes * c.writeByteNS
 }
@@ -322,9 +394,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.writeByteNS = max(c.writeByteNS*(1-overpricedStep), min(c.writeByteNS, c.UnitNS()/unit))
 	}
 	if saturated && c.othersNS > minOthers*dt {
-		want := (dt - readsNS - writesNS) / c.othersNS
-		c.otherPart *= 1 + mixGain*(min(max(want, 0.25), 2)-1)
-		c.otherPart = min(max(c.otherPart, 1e-3), 1)
+		c.learnOthers(dt - readsNS - writesNS)
 	}
 	saturated = saturated && c.othersNS < maxOthers*dt
 	switch {
@@ -339,6 +409,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.probe.left = 0
 	}
 	c.waitedNS = [lanes]int64{}
+	c.chargedReads, c.chargedBytes = 0, 0
 	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.slow, c.readLatencyNS = 0, 0, 0, 0, 0, 0, 0
 }
 
@@ -389,7 +460,7 @@ func (c *Costs) writesOverpriced(dt float64) bool {
 // took; each part is corrected in proportion to its share of the cost.
 func (c *Costs) learnReads(ratio float64) {
 	ratio = min(max(ratio, 0.5), 2)
-	fixed, length := c.reads*c.readNS, c.readBytes*c.readByteNS
+	fixed, length := c.chargedReads*c.readNS, c.chargedBytes*c.readByteNS
 	total := fixed + length
 	fixed, length = fixed/total, length/total
 	scale := readGain * (ratio - 1) / (fixed*fixed + length*length)
@@ -436,7 +507,8 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	}
 	if p.wait--; p.wait <= 0 {
 		p.left, p.sumRead, p.sumWritten = probeTicks, 0, 0
-		p.tilt = int64(min(max(probeTilt*readWeight, probeTilt), 1000))
+		charged := p.read / max(p.written*c.writeByteNS, 1e-3)
+		p.tilt = int64(min(max(probeTilt*min(readWeight, charged), probeTilt), 1000))
 	}
 }
 

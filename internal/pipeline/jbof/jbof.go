@@ -64,8 +64,9 @@ const (
 	// is multiplied by reachDown after an interval in which I/Os were queued for more than reachMax. A larger reach
 	// does no harm with hosts that have no more to send.
 	reachBusy, reachMin, reachMax, reachUp, reachDown, reachLimit = 0.05, 0.5, 0.8, 1.1, 0.8, 16
-	// slackWindows is how much unused time a tenant may catch up with, in windows or costs of the most expensive I/O.
-	slackWindows = 4
+	// slackWindows is how much unused time a tenant may catch up with, in windows or costs of its own I/Os or of the
+	// most expensive I/O, which count as dearWindows windows at most.
+	slackWindows, dearWindows = 4, 4
 	// pausedWindows and pausedIOs bound the paused I/Os of a tenant, which wait for data: enough for a distant host,
 	// too little to take all memory.
 	pausedWindows, pausedIOs = 8, 32
@@ -118,6 +119,9 @@ type tenantState struct {
 	ioNS, ioPlace, ioUnits float64
 	// creditUnits is the credit computed at the end of the last interval.
 	creditUnits int
+	// unitsAtDrive is the sum of the credit units in flight and not paused. Flushes do not count: how long they take
+	// depends on what others have written, and they occupy little of the drive.
+	unitsAtDrive int64
 	// units is the sum of the credit units queued and in flight, peak the maximum in this interval. A tenant whose peak
 	// reaches its credit could use more.
 	units, peak int64
@@ -250,7 +254,7 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 	p.activate(ten, lane)
 	// Time that a tenant did not use lapses, except for as much as a host needs to send its next command after a
 	// completion.
-	if v := p.virtual - p.slack(); ten.virtual < v && ten.queues[readLane].n+ten.queues[writeLane].n == 1 {
+	if v := p.virtual - p.slack(ten); ten.virtual < v && ten.queues[readLane].n+ten.queues[writeLane].n == 1 {
 		ten.virtual = v
 	}
 	if q.n == 1 {
@@ -259,9 +263,11 @@ func (p *Policy) Enqueue(now int64, io pipeline.IO) {
 }
 
 // slack is how far a tenant may fall behind and still catch up, in virtual time of weight 1. It covers the time for
-// which all I/Os of a tenant may be on their way between host and node.
-func (p *Policy) slack() int64 {
-	return slackWindows * max(p.costs.WindowNS(), p.maxCost()) * weightOne
+// which all I/Os of a tenant may be on their way between host and node, and for which the most expensive I/O of others
+// may have kept the drive busy. But others wait while a tenant catches up, so an I/O counts as dearWindows at most.
+func (p *Policy) slack(ten *tenantState) int64 {
+	window := p.costs.WindowNS()
+	return slackWindows * max(window, int64(ten.ioNS), min(p.maxCost(), dearWindows*window)) * weightOne
 }
 
 // maxCost returns the cost of the most expensive recent I/O.
@@ -271,9 +277,25 @@ func (p *Policy) maxCost() int64 { return max(p.maxCostNS[0], p.maxCostNS[1]) }
 func (p *Policy) pushIfEligible(t tenant.ID, lane int) {
 	ten := &p.tenants[t]
 	q := &ten.queues[lane]
-	if q.pos < 0 && q.n > 0 && (ten.paused < pausedIOs || ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
+	if q.pos < 0 && q.n > 0 && !p.exhausted(ten) && (ten.paused < pausedIOs ||
+		ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
 		p.push(lane, t)
 	}
+}
+
+// exhausted reports whether the tenant has as much at the drive as its credit allows, while other tenants are active.
+// Hosts that do not know of credits send more than that. Without this bound, the I/Os of a tenant that the drive serves
+// slowly, because they are for one die, would fill the window and leave the other dies idle.
+func (p *Policy) exhausted(ten *tenantState) bool {
+	if ten.unitsAtDrive < int64(ten.creditUnits) || ten.unitsAtDrive == 0 {
+		return false
+	}
+	for lane := range ten.active {
+		if p.activeWeight[lane] > 0 && (!ten.active[lane] || p.activeWeight[lane] > ten.weight) {
+			return true
+		}
+	}
+	return false
 }
 
 // Cancel implements pipeline.Policy.
@@ -349,7 +371,7 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	p.unlink(r)
 	r.costNS, r.place = p.costs.Of(r.op, r.len)
 	p.maxCostNS[1] = max(p.maxCostNS[1], r.costNS)
-	if v := p.virtual - p.slack(); ten.virtual < v {
+	if v := p.virtual - p.slack(ten); ten.virtual < v {
 		ten.virtual = v
 	}
 	p.virtual = max(p.virtual, ten.virtual)
@@ -368,19 +390,31 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	w.inflight++
 	w.inflightNS += r.costNS
 	w.taken += r.place
-	if q.n == 0 {
+	ten.unitsAtDrive += r.unitsAtDrive()
+	other, full := lane^1, p.exhausted(ten)
+	if q.n == 0 || full {
 		p.remove(lane, 0)
 	} else {
 		p.down(lane, 0)
 	}
-	if other := lane ^ 1; ten.queues[other].pos >= 0 {
-		p.down(other, int(ten.queues[other].pos))
+	if pos := ten.queues[other].pos; pos >= 0 && full {
+		p.remove(other, int(pos))
+	} else if pos >= 0 {
+		p.down(other, int(pos))
 	}
 	return tag
 }
 
 // units returns the credit units of the I/O.
 func (r *request) units() int64 { return int64(pipeline.IO{Op: r.op, LenBytes: r.len}.Units()) }
+
+// unitsAtDrive returns what the I/O adds to tenantState.unitsAtDrive.
+func (r *request) unitsAtDrive() int64 {
+	if r.op == pipeline.Flush {
+		return 0
+	}
+	return r.units()
+}
 
 // units returns how many units of 4 KiB lenBytes fill, rounded up, at least 1.
 func units(lenBytes int64) int64 { return max((lenBytes+unit-1)/unit, 1) }
@@ -395,12 +429,22 @@ func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
 	ten := &p.tenants[r.tenant]
 	ten.paused++
 	ten.pausedNS += r.costNS
+	ten.unitsAtDrive -= r.unitsAtDrive()
 	if ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.costs.WindowNS() {
 		for lane := range ten.queues {
 			if pos := ten.queues[lane].pos; pos >= 0 {
 				p.remove(lane, int(pos))
 			}
 		}
+		return
+	}
+	p.pushAll(r.tenant)
+}
+
+// pushAll puts a tenant into the heaps of all lanes in which it has an I/O that may be dispatched.
+func (p *Policy) pushAll(t tenant.ID) {
+	for lane := range p.heaps {
+		p.pushIfEligible(t, lane)
 	}
 }
 
@@ -413,6 +457,7 @@ func (p *Policy) Resume(_ int64, tag pipeline.Tag) {
 	w.inflight++
 	w.inflightNS += r.costNS
 	w.taken += r.place
+	p.tenants[r.tenant].unitsAtDrive += r.unitsAtDrive()
 	p.unpause(r)
 }
 
@@ -421,9 +466,7 @@ func (p *Policy) unpause(r *request) {
 	ten := &p.tenants[r.tenant]
 	ten.paused--
 	ten.pausedNS -= r.costNS
-	for lane := range ten.queues {
-		p.pushIfEligible(r.tenant, lane)
-	}
+	p.pushAll(r.tenant)
 }
 
 // Complete implements pipeline.Policy.
@@ -437,6 +480,11 @@ func (p *Policy) Complete(now int64, tag pipeline.Tag, res pipeline.Result) {
 	} else {
 		p.leaveWindow(r)
 		p.windows[r.lane].movedNS = now
+		if r.op.NamesRange() { // it may have kept the device from all others
+			p.windows[readLane].movedNS = now
+		}
+		ten.unitsAtDrive -= r.unitsAtDrive()
+		p.pushAll(r.tenant)
 	}
 	ten.inflight--
 	ten.units -= r.units()
@@ -458,9 +506,9 @@ func (p *Policy) tick(now int64) {
 	p.tickedNS = now
 	if p.virtual > rebase {
 		for i := range p.tenants {
-			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack())
+			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack(&p.tenants[i]))
 		}
-		p.readVirtual = max(p.readVirtual-p.virtual, -p.slack())
+		p.readVirtual = max(p.readVirtual-p.virtual, -slackWindows*p.ahead())
 		p.virtual = 0
 		for lane := range p.heaps { // clamping made virtual times equal, so restore the order of the heaps
 			for i := len(p.heaps[lane])/2 - 1; i >= 0; i-- {
@@ -490,6 +538,7 @@ func (p *Policy) tick(now int64) {
 			// A probe needs hosts that send more writes than usual.
 			ten.creditUnits = min(probeTilt*ten.creditUnits, maxCredit)
 		}
+		p.pushAll(tenant.ID(i))
 	}
 }
 

@@ -68,8 +68,11 @@ func (p *Policy) choose(now int64) int {
 // much at the drive: more writes would then only slow the reads down. Readers with little at the drive do not ask for
 // more, and writes do not wait for them.
 func (p *Policy) tooFarAhead(w *tenantState) bool {
-	return p.windows[readLane].taken > windowOne/4 && w.virtual > p.readVirtual+p.slack()/slackWindows
+	return p.windows[readLane].taken > windowOne/4 && w.virtual > p.readVirtual+p.ahead()
 }
+
+// ahead is how far writes may get ahead of reads, in virtual time of weight 1.
+func (p *Policy) ahead() int64 { return max(p.costs.WindowNS(), p.maxCost()) * weightOne }
 
 // stallsAt returns when a full lane counts as stalled.
 func (p *Policy) stallsAt(lane int) int64 {
