@@ -17,14 +17,24 @@ type Cluster struct {
 	maxValue int
 }
 
+// connectTime is how long a cluster may take at first, also if its operations may take less: its nodes are only being
+// connected then.
+const connectTime = 10 * time.Second
+
 // NewCluster takes over s. It asks for a key, so that it is known whether the cluster answers.
 //
 // Errors: those of cluster.Store. s is still the caller's then.
 func NewCluster(ctx context.Context, s *cluster.Store) (*Cluster, error) {
-	if _, err := s.Exists(ctx, []byte("jbofbench")); err != nil {
-		return nil, err
+	for begin := time.Now(); ; {
+		_, err := s.Exists(ctx, []byte("jbofbench"))
+		if err == nil {
+			return &Cluster{s, s.MaxValue()}, nil
+		}
+		if !errors.Is(err, cluster.ErrUnavailable) || ctx.Err() != nil || time.Since(begin) > connectTime {
+			return nil, err
+		}
+		time.Sleep(10 * time.Millisecond) // it may be known at once
 	}
-	return &Cluster{s, s.MaxValue()}, nil
 }
 
 // Name implements DB.
