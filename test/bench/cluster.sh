@@ -50,7 +50,7 @@ ctl() { # NODE, then arguments of jbofctl cluster
 }
 # full waits until all ranges have all their copies.
 full() {
-  ctl "${1:-1}" status --wait --timeout 60s > "$work/status.log" 2>&1 || fail "copies are missing: $(cat "$work/status.log")"
+  ctl "${1:-1}" status --wait --timeout 300s > "$work/status.log" 2>&1 || fail "copies are missing: $(cat "$work/status.log")"
 }
 
 # What the nodes of the next cluster have: drives, their policy, how slow they are, and lines of the section "cluster".
