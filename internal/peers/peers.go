@@ -1,5 +1,6 @@
 // Package peers has the connections of a cluster's node to the other nodes, as their NVMe-oF host: what the replicas of
-// a chain send each other are commands (docs/wire-extensions.md, replication).
+// a chain send each other are commands (docs/wire-extensions.md, replication). A node with several partitions is
+// connected to itself as well.
 //
 //	Send ─ mailbox ─> queues ─────> client.QPair ···> node      Forward, Durable, Sync
 //	                  queue ──────> client.QPair ···> node      Ship
@@ -87,7 +88,7 @@ type Sink interface {
 	Kick()
 }
 
-// Node is another node.
+// Node is a node of the cluster.
 type Node struct {
 	// Name is that of the node in views.
 	Name string
