@@ -75,7 +75,9 @@ type node struct {
 	alive atomic.Bool
 	until atomic.Int64
 	inbox []chan *delivery // by sender
-	close []func()
+	// closed: r is closed already.
+	closed bool
+	close  []func()
 }
 
 // delivery is a command on its way.
@@ -124,7 +126,7 @@ type setup struct {
 
 func (s setup) rig(t testing.TB) *rig {
 	nodes := s.nodes
-	g := &rig{t: t, stop: make(chan struct{}), forwards: make(chan *delivery, 1)}
+	g := &rig{t: t, stop: make(chan struct{}), forwards: make(chan *delivery, 100)}
 	g.frozen.Store(s.frozen)
 	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: s.copies, HashSeed: testSeed,
 		Chains: make([]view.Chain, s.ranges), Versions: make([]uint32, s.ranges)}
@@ -219,7 +221,9 @@ func must(t testing.TB, err error) {
 func (g *rig) end() {
 	close(g.stop)
 	for _, n := range g.nodes {
-		must(g.t, n.r.Close(30*time.Second))
+		if !n.closed {
+			must(g.t, n.r.Close(30*time.Second))
+		}
 	}
 	g.done.Wait()
 	for _, n := range g.nodes {
@@ -427,6 +431,42 @@ func TestWhatWaitsForOthersCanBeAborted(t *testing.T) {
 		}
 	}
 	g.same([]byte("key"))
+}
+
+// TestCloseTellsNoWriteThatItWasNotDone: it waits for the ChainTail, and others have it.
+func TestCloseTellsNoWriteThatItWasNotDone(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(20 * time.Second)
+	g.frozen.Store(true)
+	chain, h := g.chain([]byte("key")), newHost()
+	chain[2].alive.Store(false)
+	h.put("key", "value")
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	chain[0].r.Submit(&b)
+	kept := []*delivery{<-g.forwards}
+	chain[0].closed = true
+	closed := make(chan error, 1)
+	go func() { closed <- chain[0].r.Close(30 * time.Second) }()
+	if <-h.done; h.Status != nvme.CommandInterrupted {
+		t.Errorf("the write ends with %v", h.Status)
+	}
+	// The Forward is lost, as if its connection was closed, as soon as it is kept. It may have been sent a second time,
+	// for a Sync from the time when the chain was made.
+	for {
+		select {
+		case err := <-closed:
+			must(t, err)
+			return
+		case d := <-g.forwards:
+			kept = append(kept, d)
+		case <-time.After(time.Millisecond):
+			for _, d := range kept {
+				chain[1].r.Abort(&d.Request)
+			}
+		}
+	}
 }
 
 // TestHistoriesOfNodesAreLinearizable: clients write and read while nodes are lost and come back.

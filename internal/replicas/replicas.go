@@ -304,9 +304,10 @@ func (g *Replicas) Submit(b *Batch) {
 }
 
 // Close ends the replicas: Requests are refused from now on, no read is answered any more, and writes that are under
-// way end with Namespace Not Ready. It waits for what the store and other nodes have, and gives the memory back. If
-// that takes longer than patience, the memory stays taken, because a device may still use it. The store must be open,
-// and the connections to other nodes closed or about to be: their commands end then.
+// way end with Command Interrupted, because other members may have them. It waits for what the store and other nodes
+// have, and gives the memory back. If that takes longer than patience, the memory stays taken, because a device may
+// still use it. The store must be open, and the connections to other nodes closed or about to be: their commands end
+// then.
 //
 // Errors: one that says what has not ended.
 func (g *Replicas) Close(patience time.Duration) error {

@@ -303,9 +303,14 @@ func (g *Replicas) abandon(handle uint32, st nvme.Status) {
 // abandonAll ends those Requests of which f says so.
 func (g *Replicas) abandonAll(f func(q *Request) bool) {
 	for handle, q := range g.requests {
-		if q != nil && f(q) {
-			g.abandon(uint32(handle), nvme.NamespaceNotReady)
+		if q == nil || !f(q) {
+			continue
 		}
+		st := nvme.NamespaceNotReady
+		if q.Kind == Write {
+			st = nvme.CommandInterrupted // it may be committed
+		}
+		g.abandon(uint32(handle), st)
 	}
 }
 
