@@ -1,8 +1,6 @@
 package kvstore
 
 import (
-	"slices"
-
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/recovery"
 	"jbofd/internal/kvstore/space"
@@ -17,16 +15,6 @@ const (
 	maxMoves = 128
 	// maxFutile is how many chunks in a row may be emptied without winning space before compaction pauses.
 	maxFutile = 40
-	// avoidNS is how long compaction avoids a chunk after the first time that it could not be emptied.
-	avoidNS = 100e6
-	// maxAvoided is how many chunks are avoided before compaction pauses after each further one.
-	maxAvoided = 4
-	// Puts that wait for space are refused once more than maxFailed victims in a row have failed, for patienceNS.
-	maxFailed  = 5
-	patienceNS = 3e9
-	// lastChoiceNS is the time between two tries from then on, and when all chunks that are worth emptying are avoided.
-	// So long Puts may still be refused after the drive is back.
-	lastChoiceNS = 1e9
 )
 
 // slot is a chunk that is being emptied: live records that a Walk finds are written elsewhere by ops. Or, for the
@@ -78,91 +66,6 @@ type compactState struct {
 	chosen bool
 }
 
-// avoided is a chunk that could not be emptied, because much of it, or a segment of one of its values, could not be
-// read. It is pinned until dueNS, so that compaction chooses others, and for twice as long each time.
-type avoided struct {
-	chunk  format.ChunkNumber
-	epoch  space.Epoch
-	tries  int
-	dueNS  int64
-	pinned bool
-}
-
-// avoid keeps compaction from a chunk for a while.
-func (s *Store) avoid(chunk format.ChunkNumber) {
-	all := s.compact.avoided[:]
-	epoch := s.pool.Chunks[chunk].Epoch
-	i := slices.IndexFunc(all, func(a avoided) bool { return a.tries > 0 && a.chunk == chunk && a.epoch == epoch })
-	if i < 0 {
-		i = 0
-		for k := range all {
-			if all[k].dueNS < all[i].dueNS {
-				i = k
-			}
-		}
-		if all[i].pinned {
-			s.pool.Unpin(all[i].chunk)
-		}
-		all[i] = avoided{chunk: chunk, epoch: epoch}
-	}
-	a := &all[i]
-	a.dueNS = s.now + avoidNS<<min(a.tries, 8)
-	a.tries++
-	a.pinned = true
-	s.pool.Pin(chunk)
-	s.notEmptied(chunk, a.tries)
-	pinned := 0
-	for k := range all {
-		if all[k].pinned {
-			pinned++
-		}
-	}
-	if pinned >= maxAvoided { // it may be the whole drive
-		wait := int64(retryNS)
-		if s.givesUp() {
-			wait = lastChoiceNS // each try may use up room
-		}
-		s.compact.retryNS = s.now + wait
-		s.wake(s.compact.retryNS)
-	}
-}
-
-// forgive lets compaction choose avoided chunks again whose time has come.
-func (s *Store) forgive() {
-	for i := range s.compact.avoided {
-		switch a := &s.compact.avoided[i]; {
-		case !a.pinned:
-		case s.now < a.dueNS:
-			s.wake(a.dueNS)
-		default:
-			a.pinned = false
-			s.pool.Unpin(a.chunk)
-		}
-	}
-}
-
-// retryAvoided lets compaction choose the avoided chunk that is due first although it is not due, lastChoiceNS after
-// the last failure, and reports whether it does.
-func (s *Store) retryAvoided() bool {
-	c := &s.compact
-	var first *avoided
-	for i := range c.avoided {
-		if a := &c.avoided[i]; a.pinned && (first == nil || a.dueNS < first.dueNS) {
-			first = a
-		}
-	}
-	switch due := c.failedNS + lastChoiceNS; {
-	case first == nil:
-		return false
-	case s.now < due:
-		s.wake(due)
-		return false
-	}
-	first.pinned = false
-	s.pool.Unpin(first.chunk)
-	return true
-}
-
 // headroom is how many bytes may be written to the logs: in free and obsolete chunks, in the rest of open ones, and in
 // the parts of victims that have been walked through. The last one makes it change smoothly, so that what it paces does
 // as well.
@@ -193,8 +96,7 @@ func (s *Store) compactStep() {
 	low, high := s.budget.Watermarks()
 	room := s.headroom()
 	most, slots := 0, 0
-	starved := c.blocked || s.budget.Scarce() || s.logs[keyLog].starved || s.logs[userLog].starved ||
-		s.logs[movedLog].starved
+	starved := s.budget.Scarce() || s.starved()
 	switch {
 	case s.ending():
 	case room < high:
@@ -226,6 +128,11 @@ func (s *Store) compactStep() {
 			s.walkVictim(sl, most)
 		}
 	}
+}
+
+// starved reports that a segment or a log waits for space.
+func (s *Store) starved() bool {
+	return s.compact.blocked || s.logs[keyLog].starved || s.logs[userLog].starved || s.logs[movedLog].starved
 }
 
 // startVictims chooses victims until want are being emptied, as far as that many are worth it.
@@ -263,13 +170,11 @@ func (s *Store) startVictims(want int) {
 			break
 		}
 		v := s.nextVictim()
+		for v == none && c.keys+c.values == 0 && s.retryAvoided() {
+			v = s.nextVictim()
+		}
 		if v == none {
-			if c.keys+c.values > 0 || !s.retryAvoided() {
-				break
-			}
-			if v = s.nextVictim(); v == none {
-				break
-			}
+			break
 		}
 		sl.busy, c.chosen = true, true
 		sl.Begin(v)
@@ -440,10 +345,6 @@ func (s *Store) victimDone(sl *slot) {
 	switch {
 	case sl.Failed:
 		s.pool.Reseal(sl.Chunk)
-		if c.failed++; c.failed == 1 {
-			c.sinceNS = s.now
-		}
-		c.failedNS = s.now
 		s.avoid(sl.Chunk)
 		return
 	case !sl.Ended():
@@ -454,6 +355,9 @@ func (s *Store) victimDone(sl *slot) {
 		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
 		s.pool.SetDamaged(sl.Chunk)
 		s.bad.damaged = true
+		if sl.Unreadable > 0 && s.avoidDamaged(sl.Chunk) > 1 {
+			return // what is lost was reported the first time
+		}
 		s.audit.wanted, s.audit.hoards = true, true
 		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})
 		return

@@ -237,6 +237,17 @@ func (s *Store) State() string {
 		out += fmt.Sprintf("\nlog %d: chunk %d tail %d opening %v starved %v open %d sealed %d free %d inflight %d", l,
 			log.chunk, log.tail, log.opening, log.starved, log.open, log.sealed.N, log.free.N, log.inflight)
 	}
+	for i := range s.groups {
+		if g := &s.groups[i]; g.tries > 0 {
+			out += fmt.Sprintf("\ngroup %d of log %d: a block in chunk %d is restored, %d tries, the next in %d",
+				i, g.log, g.chunk, g.tries, g.retryNS-s.now)
+		}
+	}
+	for _, a := range s.compact.avoided {
+		if a.pinned || s.isDamaged(&a) {
+			out += fmt.Sprintf("\nchunk %d is avoided for %d, pinned %v", a.chunk, a.dueNS-s.now, a.pinned)
+		}
+	}
 	for _, head := range s.table {
 		for i := head; i != none; i = s.segs[i].chain {
 			a := &s.segs[i]

@@ -17,52 +17,63 @@ import (
 // store.
 func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 	t.Parallel()
-	failed, crashes := 0, 0
 	for s := range kvstore.Seeds(t, times(4)) {
-		r := newRig(t, s, variant(s, 32))
-		m := newModel(r, []int{4, 60, 500, 700}[s%4], sizes(r.rng, 20000))
-		m.random(3000, 32)
-		for range 6 {
-			p := []float64{0.01, 0.1, 0.5, 1}[r.rng.IntN(4)]
-			only := []ssd.Op{ssd.Read, ssd.Write, ssd.Flush}[r.rng.IntN(3)]
-			r.dev.Fault = func(q *ssd.Request) lab.Outcome {
-				if only != ssd.Flush && q.Op != only || r.rng.Float64() >= p {
-					return lab.Good
-				}
-				return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
-			}
-			if r.rng.IntN(2) == 0 {
-				m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(2) == 0
-			}
-			m.random(1500, 1+r.rng.IntN(48))
-			if !m.crashed && r.rng.IntN(3) == 0 {
-				m.crash()
-			}
-			if m.crashed {
-				r.dev.Fault = nil
-				m.reopen()
-				crashes++
-			}
-			r.dev.Fault = nil
-			m.crashIn = 0
-			m.finish()
-			failed += m.failed
-			// A chunk that could not be read is tried again.
-			until := r.now + 5e9
-			for r.now < until && r.step() {
-			}
-			r.now = max(r.now, until)
-			before := m.failed
-			m.random(600, 32)
-			m.settle()
-			if m.failed != before {
-				t.Fatalf("%d requests failed, and no I/O", m.failed-before)
-			}
-			m.compare(false)
-		}
-		m.stop()
-		m.reopen()
+		anyIOFails(t, s)
 	}
+}
+
+// TestIOsFailInAFullPartition repeats seeds with which a Delete found no room: a chunk waited for a block to be
+// restored, and chunks that could not be read were not tried again.
+func TestIOsFailInAFullPartition(t *testing.T) {
+	t.Parallel()
+	anyIOFails(t, 702577085632802)
+}
+
+func anyIOFails(t *testing.T, s uint64) {
+	failed, crashes := 0, 0
+	r := newRig(t, s, variant(s, 32))
+	m := newModel(r, []int{4, 60, 500, 700}[s%4], sizes(r.rng, 20000))
+	m.random(3000, 32)
+	for range 6 {
+		p := []float64{0.01, 0.1, 0.5, 1}[r.rng.IntN(4)]
+		only := []ssd.Op{ssd.Read, ssd.Write, ssd.Flush}[r.rng.IntN(3)]
+		r.dev.Fault = func(q *ssd.Request) lab.Outcome {
+			if only != ssd.Flush && q.Op != only || r.rng.Float64() >= p {
+				return lab.Good
+			}
+			return lab.FailUndone + lab.Outcome(r.rng.IntN(3))
+		}
+		if r.rng.IntN(2) == 0 {
+			m.crashIn, m.power = 1+r.rng.IntN(300), r.rng.IntN(2) == 0
+		}
+		m.random(1500, 1+r.rng.IntN(48))
+		if !m.crashed && r.rng.IntN(3) == 0 {
+			m.crash()
+		}
+		if m.crashed {
+			r.dev.Fault = nil
+			m.reopen()
+			crashes++
+		}
+		r.dev.Fault = nil
+		m.crashIn = 0
+		m.finish()
+		failed += m.failed
+		// A chunk that could not be read is tried again.
+		until := r.now + 5e9
+		for r.now < until && r.step() {
+		}
+		r.now = max(r.now, until)
+		before := m.failed
+		m.random(600, 32)
+		m.settle()
+		if m.failed != before {
+			t.Fatalf("%d requests failed, and no I/O", m.failed-before)
+		}
+		m.compare(false)
+	}
+	m.stop()
+	m.reopen()
 	t.Logf("%d requests failed, %d crashes", failed, crashes)
 }
 

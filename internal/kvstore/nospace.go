@@ -12,27 +12,57 @@ func (s *Store) givesUp() bool {
 	return s.compact.failed > maxFailed && s.now-s.compact.sinceNS >= patience
 }
 
-// retrying reports that victims which could not be emptied will be tried again soon.
+// retrying reports that victims which could not be emptied will be tried again soon, or that a chunk can be chosen as
+// soon as a block in it is restored.
 func (s *Store) retrying() bool {
 	c := &s.compact
-	return !s.givesUp() &&
-		(s.now < c.retryNS || slices.ContainsFunc(c.avoided[:], func(a avoided) bool { return a.pinned }))
+	if s.restores() || s.givesUp() {
+		return s.restores()
+	}
+	for i := range c.avoided {
+		if a := &c.avoided[i]; a.pinned || a.tries <= maxAwaited && s.isDamaged(a) {
+			return true
+		}
+	}
+	return s.now < c.retryNS
 }
 
-// failOutOfSpace ends writes that wait for space if no space can be won: with CapacityExceeded, or with DeviceError if
-// that is because one victim after the other could not be read. Writes of hosts (userLog) end as soon as compaction
-// empties nothing, because no chunk is worth it or it pauses, and no checkpoint runs, which may win space. Everything
-// else that waits, moves of compaction and changes of segments included, ends only if nothing is left that could free a
-// chunk: no I/O in flight, no chunk obsolete, no checkpoint running, no retry due after a failed read of a victim
-// unless compaction gives up, no search for the next record of one, and no progress in this round of steps. before is
-// the count of progress and of the pool's changes at the beginning of the round.
-func (s *Store) failOutOfSpace(before uint64) {
-	st := CapacityExceeded
-	if s.givesUp() {
-		st = DeviceError
+// restores reports that a block is being restored, which pins its chunk. Writes wait for that as long as for victims:
+// patienceNS.
+func (s *Store) restores() bool {
+	most := int(patienceNS / retryNS)
+	if s.stopping {
+		most /= 10
 	}
+	return s.restoring > 0 && slices.ContainsFunc(s.groups, func(g group) bool {
+		return g.tries > 0 && g.tries <= most
+	})
+}
+
+// noSpace is the status of writes for which there is no space: DeviceError if that is because chunks cannot be read, or
+// because a block cannot be restored.
+func (s *Store) noSpace() Status {
+	if s.givesUp() || s.restoring > 0 {
+		return DeviceError
+	}
+	for i := range s.compact.avoided {
+		if s.isDamaged(&s.compact.avoided[i]) {
+			return DeviceError
+		}
+	}
+	return CapacityExceeded
+}
+
+// failOutOfSpace ends writes that wait for space if no space can be won, as noSpace says. Writes of hosts (userLog) end
+// as soon as compaction empties nothing, because no chunk is worth it or it pauses, and no checkpoint runs, which may
+// win space. Everything else that waits, moves of compaction and changes of segments included, ends only if nothing is
+// left that could free a chunk: no I/O in flight, no chunk obsolete, no checkpoint running, no retry due after a failed
+// read of a victim unless compaction gives up, none of a restore, no search for the next record of a victim, and no
+// progress in this round of steps. before is the count of progress and of the pool's changes at the beginning of the
+// round.
+func (s *Store) failOutOfSpace(before uint64) {
 	if s.compact.nothing && s.logs[userLog].starved && s.ckpt.stage == ckptIdle {
-		s.failSealed(userLog, st)
+		s.failSealed(userLog, s.noSpace())
 	}
 	if s.retrying() {
 		return
@@ -43,13 +73,13 @@ func (s *Store) failOutOfSpace(before uint64) {
 	}
 	for l := range s.logs {
 		if s.logs[l].starved {
-			s.failSealed(l, st)
+			s.failSealed(l, s.noSpace())
 		}
 	}
 	for n := s.dirty.N; s.compact.blocked && n > 0; n-- {
 		i := s.segLinks.Pop(&s.dirty)
 		s.segs[i].dirty = false
-		s.failReady(i, st)
+		s.failReady(i, s.noSpace())
 		s.schedule(i)
 		s.progress++
 	}
