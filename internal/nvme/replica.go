@@ -43,7 +43,7 @@ const kvCompareBits = 6
 //	CDW3          15:0 number of the range in the view | 23:16 flags (Forward), bits (Compare, Fetch)
 //	CDW10         length of the data or of the host's buffer in bytes
 //	CDW11         7:0 length of the key (Forward, Ship), of the key behind which to begin, or 0 (Fetch) |
-//	              15:8 how many Forwards may be kept (Forward)
+//	              15:8 how many Forwards may be kept (Forward) | 31:16 number of the sender's partition in the view
 //
 //	              Forward        Durable        Ship          Compare   Fetch
 //	CDW12, CDW13  sequence       clock, or 0    key 0 to 7    first     first, or key 0 to 7
@@ -90,6 +90,11 @@ func (k *KVReplicaSQE) SetKeyLen(v uint8) { k[44] = v }
 // included; 0: none.
 func (k *KVReplicaSQE) Keep() uint8     { return k[45] }
 func (k *KVReplicaSQE) SetKeep(v uint8) { k[45] = v }
+
+// Sender is the number of the sender's partition in the view. A node may have several partitions in one chain, while a
+// range moves from one of them to another.
+func (k *KVReplicaSQE) Sender() uint16     { return le.Uint16(k[46:]) }
+func (k *KVReplicaSQE) SetSender(v uint16) { le.PutUint16(k[46:], v) }
 
 // Sequence is the place of a Forward in the order of the epoch's writes, from 1 on.
 func (k *KVReplicaSQE) Sequence() uint64     { return le.Uint64(k[48:]) }
@@ -138,7 +143,7 @@ func (k *KVReplicaSQE) Last() uint64 { return k.First() | (1<<k.Bits() - 1) }
 //
 // Cost: 0 allocs.
 func (k *KVReplicaSQE) Valid() bool { // hot: 0 allocs
-	if k.Epoch() == 0 || k[15]|k[46]|k[47] != 0 || k[45] != 0 && k[0] != CmdKVForward {
+	if k.Epoch() == 0 || k[15] != 0 || k[45] != 0 && k[0] != CmdKVForward {
 		return false
 	}
 	n, high := int(k.KeyLen()), le.Uint64(k[56:])

@@ -16,6 +16,7 @@ func replicaSQE(opcode uint8, fill func(*KVReplicaSQE)) SQE {
 	e.SetOpcode(opcode)
 	e.KVReplica().SetEpoch(7)
 	e.KVReplica().SetRange(0x1234)
+	e.KVReplica().SetSender(0x0f02)
 	if fill != nil {
 		fill(e.KVReplica())
 	}
@@ -34,40 +35,40 @@ var messages = []struct {
 		k.SetKeep(8)
 		k.SetSequence(258)
 		k.SetMark(257)
-	}), "07000000" + "34120000" + "94000000" + "03080000" + "0201000000000000" + "0101000000000000"},
+	}), "07000000" + "34120000" + "94000000" + "0308020f" + "0201000000000000" + "0101000000000000"},
 	{"forward of a delete, to be answered at once", replicaSQE(CmdKVForward, func(k *KVReplicaSQE) {
 		k.SetFlags(KVForwardDelete)
 		k.SetLenBytes(KVForwardHeaderSize)
 		k.SetKeyLen(16)
 		k.SetSequence(1)
-	}), "07000000" + "34120100" + "30000000" + "10000000" + "0100000000000000" + "0000000000000000"},
+	}), "07000000" + "34120100" + "30000000" + "1000020f" + "0100000000000000" + "0000000000000000"},
 	{"durable", replicaSQE(CmdKVDurable, func(k *KVReplicaSQE) {
 		k.SetClock(0x10000000005)
 		k.SetMark(0x0807060504030201)
-	}), "07000000" + "34120000" + "00000000" + "00000000" + "0500000000010000" + "0102030405060708"},
+	}), "07000000" + "34120000" + "00000000" + "0000020f" + "0500000000010000" + "0102030405060708"},
 	{"sync", replicaSQE(CmdKVSync, nil),
-		"07000000" + "34120000" + "00000000" + "00000000" + "0000000000000000" + "0000000000000000"},
+		"07000000" + "34120000" + "00000000" + "0000020f" + "0000000000000000" + "0000000000000000"},
 	{"ship", replicaSQE(CmdKVShip, func(k *KVReplicaSQE) {
 		k.SetLenBytes(KVReadHeaderSize + 4096)
 		k.SetKey([]byte("0123456789"))
-	}), "07000000" + "34120000" + "10100000" + "0a000000" + "3031323334353637" + "3839000000000000"},
+	}), "07000000" + "34120000" + "10100000" + "0a00020f" + "3031323334353637" + "3839000000000000"},
 	{"compare", replicaSQE(CmdKVCompare, func(k *KVReplicaSQE) {
 		k.SetLenBytes(KVRangeHeaderBytes + 64*KVSumBytes)
 		k.SetFirst(0x1234 << 48)
 		k.SetBits(48)
-	}), "07000000" + "34123000" + "60040000" + "00000000" + "0000000000003412" + "0000000000000000"},
+	}), "07000000" + "34123000" + "60040000" + "0000020f" + "0000000000003412" + "0000000000000000"},
 	{"compare of all positions", replicaSQE(CmdKVCompare, func(k *KVReplicaSQE) { k.SetBits(64) }),
-		"07000000" + "34124000" + "00000000" + "00000000" + "0000000000000000" + "0000000000000000"},
+		"07000000" + "34124000" + "00000000" + "0000020f" + "0000000000000000" + "0000000000000000"},
 	{"fetch from a position", replicaSQE(CmdKVFetch, func(k *KVReplicaSQE) {
 		k.SetLenBytes(1 << 20)
 		k.SetFirst(0x1234567890abcdef)
 		k.SetBits(48)
-	}), "07000000" + "34123000" + "00001000" + "00000000" + "efcdab9078563412" + "0000000000000000"},
+	}), "07000000" + "34123000" + "00001000" + "0000020f" + "efcdab9078563412" + "0000000000000000"},
 	{"fetch behind a key", replicaSQE(CmdKVFetch, func(k *KVReplicaSQE) {
 		k.SetLenBytes(1 << 20)
 		k.SetKey([]byte("0123456789abcdef"))
 		k.SetBits(1)
-	}), "07000000" + "34120100" + "00001000" + "10000000" + "3031323334353637" + "3839616263646566"},
+	}), "07000000" + "34120100" + "00001000" + "1000020f" + "3031323334353637" + "3839616263646566"},
 }
 
 func TestKVReplicaSQEGolden(t *testing.T) {
@@ -143,7 +144,7 @@ func TestKVReplicaSQEReservedBitsAreRefused(t *testing.T) {
 			}
 			for bit := range 8 {
 				e := c.e
-				if at == 14 && e.Opcode() == CmdKVForward && bit == 0 {
+				if at == 14 && e.Opcode() == CmdKVForward && bit == 0 || at == 46 || at == 47 {
 					continue
 				}
 				if e[at] ^= 1 << bit; e.KVReplica().Valid() {
@@ -244,6 +245,7 @@ func checkReplicaSQE(t *testing.T, e SQE) {
 		again := replicaSQE(opcode, func(o *KVReplicaSQE) {
 			o.SetEpoch(k.Epoch())
 			o.SetRange(k.Range())
+			o.SetSender(k.Sender())
 			o.SetLenBytes(k.LenBytes())
 			var key [MaxKVKey]byte
 			switch opcode {

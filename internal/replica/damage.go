@@ -93,6 +93,8 @@ func (r *Replica) revives(i int32, p *kvstore.Reply) {
 		v.dueNS = r.now + v.pauseNS()
 	case p.Status != kvstore.OK:
 		v.dueNS, v.written = r.now+retryFullNS, r.now-v.writtenNS < certainNS
+	case !r.port.Replica().MayRevive(): // a view has made it a member meanwhile: it tries again when it is none
+		v.written = false
 	default:
 		r.port.Replica().Revive()
 		r.damaged = false

@@ -126,3 +126,51 @@ func TestADamagedReplicaRevives(t *testing.T) {
 		t.Errorf("%+v with version %d", out.Replies, q.Given)
 	}
 }
+
+// TestAFilledMemberDoesNotRevive: a damaged replica asks its store whether all is known, and before the answer a view
+// fills it: the range had left the partition, and comes back. It is damaged still, and says so, and revives when it is
+// no member any more.
+func TestAFilledMemberDoesNotRevive(t *testing.T) {
+	r, now, epoch := alone(t, headRole), int64(1), headRole.Epoch
+	role := headRole
+	epoch++
+	role.Epoch, role.Since = epoch, epoch
+	now, stays := damage(t, r, role, now)
+	none := func() {
+		epoch++
+		r.Adopt(crrs.Role{Epoch: epoch, Predecessor: crrs.NoPeer, Successor: crrs.NoPeer, ChainTail: crrs.NoPeer}, 0)
+	}
+	none()
+	r.Stored(&kvstore.Reply{Tag: stays.Tag, Status: kvstore.OK, Version: stays.Given})
+	next := func() kvstore.Request {
+		for {
+			out := Actions{}
+			r.SetTime(now, testWall)
+			if r.Turn(&out); len(out.Requests) > 0 {
+				return out.Requests[0]
+			}
+			if out.WakeNS == 0 {
+				t.Fatalf("nothing is tried; damaged %t", r.Damaged())
+			}
+			now = max(now+1, out.WakeNS)
+		}
+	}
+	q := next()
+	r.Stored(&kvstore.Reply{Tag: q.Tag, Version: q.Given})
+	if q = next(); q.Op != kvstore.Certain {
+		t.Fatalf("%+v", q)
+	}
+	epoch++
+	filling := crrs.Role{Epoch: epoch, Member: true, Filling: true, Since: epoch, Predecessor: 1, ChainTail: 1,
+		Successor: crrs.NoPeer}
+	r.Adopt(filling, 0)
+	r.Stored(&kvstore.Reply{Tag: q.Tag})
+	r.Turn(&Actions{})
+	if !r.Damaged() {
+		t.Error("a member that is filled and does nothing says that it is not damaged: the others wait for it for ever")
+	}
+	none()
+	if q = next(); q.Op != kvstore.Delete {
+		t.Errorf("%+v", q)
+	}
+}

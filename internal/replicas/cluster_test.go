@@ -69,6 +69,7 @@ type rig struct {
 type node struct {
 	rig   *rig
 	id    int
+	host  string // the name of its node
 	dev   *fault.Device
 	part  *partition.Partition
 	r     *replicas.Replicas
@@ -122,6 +123,8 @@ type setup struct {
 	patience, dropAfter time.Duration
 	// silentAfter is also that of Config.
 	silentAfter time.Duration
+	// onNode is the node of each partition; nil: each has one of its own.
+	onNode []int
 }
 
 func (s setup) rig(t testing.TB) *rig {
@@ -131,8 +134,12 @@ func (s setup) rig(t testing.TB) *rig {
 	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: s.copies, HashSeed: testSeed,
 		Chains: make([]view.Chain, s.ranges), Versions: make([]uint32, s.ranges)}
 	for i := range nodes {
+		on := i
+		if s.onNode != nil {
+			on = s.onNode[i]
+		}
 		g.view.Nodes = append(g.view.Nodes, view.Node{Name: fmt.Sprint("n", i)})
-		g.view.Partitions = append(g.view.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(i),
+		g.view.Partitions = append(g.view.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(on),
 			Weight: 1})
 		size := int64(256 << 20)
 		if s.small > 0 && i == nodes-1 {
@@ -149,7 +156,7 @@ func (s setup) rig(t testing.TB) *rig {
 }
 
 func (g *rig) newNode(s setup, id int, size int64) *node {
-	n := &node{rig: g, id: id}
+	n := &node{rig: g, id: id, host: g.view.Nodes[g.view.Partitions[id].Node].Name}
 	pool, err := bufpool.New(bufpool.Config{TotalBytes: 64 << 20})
 	must(g.t, err)
 	dev, err := mem.Open(mem.Config{Name: fmt.Sprint("m", id), SizeBytes: size})
@@ -249,7 +256,7 @@ func (n *node) Send(b *peers.Batch) {
 func (n *node) carry(c *peers.Command) {
 	to := n.rig.nodes[c.To]
 	d := &delivery{c: c, sqe: c.SQE, rig: n.rig}
-	d.Kind, d.SQE, d.Host, d.Sink = replicas.Node, &d.sqe, hostNQN(fmt.Sprint("n", n.id)), d
+	d.Kind, d.SQE, d.Host, d.Sink = replicas.Node, &d.sqe, hostNQN(n.host), d
 	d.Value = make([]byte, len(c.Data))
 	if c.SQE.Opcode() == nvme.CmdKVForward {
 		copy(d.Value, c.Data)
@@ -368,16 +375,23 @@ func TestWhatAViewTakesIsNotServed(t *testing.T) {
 	chain[1].r.SetState(active, active)
 	h.get("key")
 	h.want(chain[1], nvme.Success, "value")
-	// What does not come from the nodes of the chain does nothing, nor what is for a range that is not there.
-	for host, number := range map[string]uint16{"nqn.2014-08.org.nvmexpress:uuid:stranger": 0,
-		hostNQN("n0"): testRanges} {
+	// What does not come from the nodes of the chain does nothing, nor what is for a range that is not there, nor what
+	// is said in the name of another node's partition.
+	number := uint16(g.view.RangeOf(position([]byte("key"))))
+	sync := func(host string, number uint16, sender int, want nvme.Status) {
 		sqe := nvme.SQE{}
 		sqe.SetOpcode(nvme.CmdKVSync)
-		sqe.KVReplica().SetEpoch(active.Versions[0])
-		sqe.KVReplica().SetRange(number)
+		k := sqe.KVReplica()
+		k.SetEpoch(active.Versions[min(number, testRanges-1)])
+		k.SetRange(number)
+		k.SetSender(uint16(sender))
 		h.Request = replicas.Request{Kind: replicas.Node, SQE: &sqe, Host: host}
-		h.want(chain[0], nvme.KVWrongView, "")
+		h.want(chain[0], want, "")
 	}
+	sync("nqn.2014-08.org.nvmexpress:uuid:stranger", number, chain[1].id, nvme.KVWrongView)
+	sync(hostNQN("n0"), testRanges, 0, nvme.KVWrongView)
+	sync(hostNQN(chain[2].host), number, chain[1].id, nvme.KVWrongView)
+	sync(hostNQN(chain[1].host), number, chain[1].id, nvme.Success)
 }
 
 // TestWhatWaitsForOthersCanBeAborted: a write, and a Forward that is kept, wait for a node that is away. They end when

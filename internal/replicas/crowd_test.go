@@ -127,8 +127,16 @@ func TestACrowdSeesAnOrder(t *testing.T) {
 		}
 		g.full(20 * time.Second)
 	}
+	done, acked := c.check()
+	t.Logf("%d operations, %d writes acknowledged, %d faults", done, acked, faults)
+	if int64(done) < wanted*9/10 || acked < done/40 {
+		t.Error("too few operations")
+	}
+}
+
+// check waits for the clients, and tests that there is an order and that all members have the same.
+func (c *crowd) check() (done, acked int) {
 	c.load.Wait()
-	done, acked := 0, 0
 	for k := range c.seen {
 		done += len(c.seen[k])
 		for _, o := range c.seen[k] {
@@ -137,12 +145,9 @@ func TestACrowdSeesAnOrder(t *testing.T) {
 			}
 		}
 		if err := linear.Check(c.seen[k]); err != nil {
-			t.Errorf("key %d: %v", k, err)
+			c.g.t.Errorf("key %d: %v", k, err)
 		}
-		g.same(fmt.Appendf(nil, "key%d", k))
+		c.g.same(fmt.Appendf(nil, "key%d", k))
 	}
-	t.Logf("%d operations, %d writes acknowledged, %d faults", done, acked, faults)
-	if int64(done) < wanted*9/10 || acked < done/40 {
-		t.Error("too few operations")
-	}
+	return done, acked
 }

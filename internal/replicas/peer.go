@@ -47,6 +47,7 @@ func (g *Replicas) send(m *member, c *replica.Command) {
 	}
 	p.m, p.to, p.next, p.sentNS = m, c.To, nil, g.clock
 	p.To, p.SQE, p.Tag, p.Data = view.PartitionID(c.To), c.SQE, c.Tag, c.Data
+	p.SQE.KVReplica().SetSender(uint16(g.self))
 	switch c.SQE.Opcode() {
 	case nvme.CmdKVFetch:
 		p.Data = c.Buf

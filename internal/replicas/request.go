@@ -222,11 +222,11 @@ func (g *Replicas) find(q *Request) (m *member, from crrs.Peer) {
 		key := q.Key.Bytes[:q.Key.Len]
 		return g.ranges[g.active.RangeOf(replica.Position(g.cfg.Store.HashSeed(), key))], crrs.NoPeer
 	}
-	number := int(q.SQE.KVReplica().Range())
-	if number >= len(g.ranges) {
+	k := q.SQE.KVReplica()
+	if int(k.Range()) >= len(g.ranges) {
 		return nil, crrs.NoPeer
 	}
-	return g.ranges[number], g.peerOf(q.Host, number)
+	return g.ranges[k.Range()], g.peerOf(q.Host, k)
 }
 
 // scanFrom is the position at which a Scan begins.

@@ -6,6 +6,7 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
+	"jbofd/internal/nvme"
 )
 
 // rangeBits is the logarithm of the number of positions of a range.
@@ -91,14 +92,16 @@ func (g *Replicas) findSelf() {
 	}
 }
 
-// peerOf returns the member of a range's chain that a host is, which is another node.
-func (g *Replicas) peerOf(host string, number int) crrs.Peer {
+// peerOf returns the member of a range's chain that has sent a command, NoPeer if the host may not speak for it. Its
+// partition is on the node that the host is: the command says which one, because a node has two in a chain while a
+// range moves from one to the other.
+func (g *Replicas) peerOf(host string, k *nvme.KVReplicaSQE) crrs.Peer {
 	node, known := g.nodes[host]
 	if !known {
 		return crrs.NoPeer
 	}
-	for _, e := range g.active.Chains[number] {
-		if g.active.Partitions[e.Partition].Node == node {
+	for _, e := range g.active.Chains[k.Range()] {
+		if e.Partition == view.PartitionID(k.Sender()) && g.active.Partitions[e.Partition].Node == node {
 			return crrs.Peer(e.Partition)
 		}
 	}
