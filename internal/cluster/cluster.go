@@ -191,9 +191,17 @@ type Report struct {
 	// Version counts the changes of what follows, which is there only if Full is set: if the manager has an older one.
 	Version uint64
 	Full    bool
-	Ranges  []RangeReport
+	Holdings
+}
+
+// Holdings are what a node has in its partitions.
+type Holdings struct {
+	Ranges []RangeReport
 	// Unusable are partitions that cannot be used.
 	Unusable []view.PartitionID
+	// Failing are partitions whose drive does not work at present: it fails writes, or answers nothing. What they have
+	// can be read, perhaps, but they are not filled. See trouble.
+	Failing []view.PartitionID
 }
 
 // RangeReport is what a node has of a range in one of its partitions.

@@ -59,6 +59,11 @@ func history(t *testing.T, seed uint64) *world {
 	w.settle(20 * lease)
 	w.slow = rng.IntN(2) == 0
 	w.etcd.Late = rng.IntN(2) == 0
+	if rng.IntN(4) == 0 {
+		for _, n := range w.nodes {
+			n.n.t.away = 2 * lease
+		}
+	}
 	if w.hasty = rng.IntN(2) == 0; w.hasty {
 		for _, n := range w.nodes {
 			n.hurry()
@@ -105,7 +110,7 @@ func (w *world) disturb() {
 		}
 	}
 	for_ := w.duration()
-	switch w.rng.IntN(16) {
+	switch w.rng.IntN(17) {
 	case 0, 1:
 		w.trace("node %d dies", n.id)
 		n.kill()
@@ -166,6 +171,8 @@ func (w *world) disturb() {
 		w.cutFor(for_, links...)
 	case 14:
 		w.leave(n, for_)
+	case 16:
+		w.failDrives(n, for_)
 	case 15: // what has just left comes back, perhaps while it is being forgotten
 		for _, o := range w.nodes {
 			o.revive()
@@ -329,6 +336,7 @@ func (w *world) heal() {
 		} else if n.proc.Stopped() {
 			n.proc.Continue()
 		}
+		n.setFailing(false)
 		// What was lost while others had it, but were given up before the manager knew, is only there.
 		for _, p := range n.parts {
 			for r := range n.store[p.ID] {

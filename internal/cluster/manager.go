@@ -33,7 +33,9 @@ type lead struct {
 	nextNS, lookNS, helloNS int64
 	// goneNS is since when nodes are not admitted, by their names.
 	goneNS map[string]int64
-	record []byte // of the newest view; nil: not encoded yet
+	// troubles are partitions whose drive does not work.
+	troubles map[view.PartitionID]trouble
+	record   []byte // of the newest view; nil: not encoded yet
 }
 
 // process is a process of a node that has reported in this term.
@@ -52,6 +54,7 @@ type process struct {
 	version  uint64
 	ranges   map[rangeOf]view.Report
 	unusable map[view.PartitionID]bool
+	failing  map[view.PartitionID]bool
 }
 
 type rangeOf struct {
@@ -79,7 +82,7 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 	n.etcd.flights[toStamp].busy, n.etcd.flights[toWriteView].busy = false, false
 	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
 		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
-		helloNS: n.now}
+		troubles: map[view.PartitionID]trouble{}, helloNS: n.now}
 	out.Changed = true
 }
 
@@ -171,12 +174,16 @@ func (n *Node) reported(r *Report, out *Actions) {
 // take takes what a node has.
 func (p *process) take(r *Report) {
 	p.version = r.Version
-	p.ranges, p.unusable = make(map[rangeOf]view.Report, len(r.Ranges)), map[view.PartitionID]bool{}
+	p.ranges = make(map[rangeOf]view.Report, len(r.Ranges))
+	p.unusable, p.failing = map[view.PartitionID]bool{}, map[view.PartitionID]bool{}
 	for _, e := range r.Ranges {
 		p.ranges[rangeOf{e.Partition, e.Range}] = e.Report
 	}
 	for _, id := range r.Unusable {
 		p.unusable[id] = true
+	}
+	for _, id := range r.Failing {
+		p.failing[id] = true
 	}
 }
 
@@ -491,7 +498,8 @@ func (n *Node) members(m *Map) (differs bool) {
 		}
 	}
 	differs = n.forgetMembers(m) || differs
-	return n.setOut(m) || differs
+	differs = n.setOut(m) || differs
+	return n.setPartitionsOut(m) || differs
 }
 
 // setOut sets which nodes are to have no ranges: those of the settings, and those that have been gone for too long. It
@@ -540,4 +548,10 @@ func (j *judgement) Range(id view.PartitionID, r int) view.Report {
 func (j *judgement) Usable(id view.PartitionID) bool {
 	p := j.l.processes[j.m.Admitted[j.m.Partitions[id].Node]]
 	return p == nil || !p.unusable[id]
+}
+
+// Failing implements view.Reports.
+func (j *judgement) Failing(id view.PartitionID) bool {
+	p := j.l.processes[j.m.Admitted[j.m.Partitions[id].Node]]
+	return p != nil && p.failing[id]
 }

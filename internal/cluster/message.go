@@ -12,7 +12,8 @@ import (
 //	"JBCP" Report   u64 term, u64 sequence number, i64 echo, 16 B cluster, u16 protocol, name, address,
 //	                u64 incarnation, u64 epoch seen, u64 version, u8 flags; and if it is full,
 //	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch;
-//	                uvarint n, n u16 partitions that cannot be used
+//	                uvarint n, n u16 partitions that cannot be used;
+//	                uvarint n, n u16 partitions whose drive does not work
 //	"JBCA" Answer   u64 term, u64 incarnation, name and address of the manager, u64 incarnation of the receiver,
 //	                u64 sequence number, i64 stamp, u64 epoch, u8 flags, u64 version, u8 refusal,
 //	                uvarint n, n B record of the view
@@ -68,9 +69,11 @@ func (r *Report) encode() []byte {
 		b = le.AppendUint32(le.AppendUint16(b, uint16(e.Partition)), uint32(e.Range))
 		b = le.AppendUint64(append(b, byte(e.Local)), uint64(e.Epoch))
 	}
-	b = binary.AppendUvarint(b, uint64(len(r.Unusable)))
-	for _, id := range r.Unusable {
-		b = le.AppendUint16(b, uint16(id))
+	for _, list := range [...][]view.PartitionID{r.Unusable, r.Failing} {
+		b = binary.AppendUvarint(b, uint64(len(list)))
+		for _, id := range list {
+			b = le.AppendUint16(b, uint16(id))
+		}
 	}
 	return seal(b)
 }
@@ -132,8 +135,10 @@ func decodeReport(b []byte) (*Report, error) {
 			d.bad = d.bad || e.Range >= view.MaxRanges
 			r.Ranges = append(r.Ranges, e)
 		}
-		for range d.count(2) {
-			r.Unusable = append(r.Unusable, view.PartitionID(d.u16()))
+		for _, list := range [...]*[]view.PartitionID{&r.Unusable, &r.Failing} {
+			for range d.count(2) {
+				*list = append(*list, view.PartitionID(d.u16()))
+			}
 		}
 	}
 	return r, d.end()

@@ -21,7 +21,7 @@ func someMessages() []*Message {
 	full.Ranges = []RangeReport{
 		{Partition: 3, Range: 9, Report: view.Report{Local: view.Complete, Epoch: 4}},
 		{Partition: 1 << 15, Range: view.MaxRanges - 1, Report: view.Report{Local: view.Absent, Epoch: 1 << 60}}}
-	full.Unusable = []view.PartitionID{1, 65535}
+	full.Unusable, full.Failing = []view.PartitionID{1, 65535}, []view.PartitionID{3}
 	a := Answer{Term: 8, Manager: Identity{Name: "a", Address: "h:1", Incarnation: 9}, To: 7, Seq: 21, Stamp: 99,
 		Epoch: 5, Acts: true, Granted: true, Version: 2}
 	refused := a

@@ -93,10 +93,9 @@ type Node struct {
 	// granted is when the newest report was sent that was answered with authority. An answer may come late, or twice.
 	granted  int64
 	reportNS int64 // when the next report is due
-	// version counts the changes of ranges and unusable; known is the version that the manager has.
+	// version counts the changes of holdings; known is the version that the manager has.
 	version, known uint64
-	ranges         []RangeReport
-	unusable       []view.PartitionID
+	holdings       Holdings
 	// connected is what SetConnected has said.
 	connected view.Epoch
 	// ready is what the manager has answered last about the newest view: to the report readySeq.
@@ -154,7 +153,7 @@ func (n *Node) Watched(now int64, id uint64, events []KeyValue, ended bool, out 
 	n.turn(out)
 }
 
-// Receive takes a message of another node. It keeps nothing of the message but the Ranges and Unusable of a Report.
+// Receive takes a message of another node. It keeps nothing of the message but the Holdings of a Report.
 func (n *Node) Receive(now int64, m *Message, out *Actions) {
 	n.advance(now)
 	switch {
@@ -166,15 +165,15 @@ func (n *Node) Receive(now int64, m *Message, out *Actions) {
 	n.turn(out)
 }
 
-// SetReport sets what the node has of its ranges. The slices belong to the Node. A range that is reported as incomplete
-// is not served any more.
+// SetReport sets what the node has. The slices of has belong to the Node. A range that is reported as incomplete is not
+// served any more.
 //
 // If the active view has the node serve a range since an epoch that it does not know, the chain is a new one, and
 // empty: members get there otherwise only by a report of their own. Nothing is to be reported of it before the view is
 // active.
-func (n *Node) SetReport(now int64, ranges []RangeReport, unusable []view.PartitionID, out *Actions) {
+func (n *Node) SetReport(now int64, has Holdings, out *Actions) {
 	n.advance(now)
-	n.ranges, n.unusable = ranges, unusable
+	n.holdings = has
 	n.version++
 	n.reportNS = n.now
 	n.turn(out)
@@ -295,7 +294,7 @@ func (n *Node) report(out *Actions) {
 		r.Connected = n.connected == r.Seen
 	}
 	if n.known != n.version {
-		r.Full, r.Ranges, r.Unusable = true, n.ranges, n.unusable
+		r.Full, r.Holdings = true, n.holdings
 	}
 	if n.lead != nil {
 		n.reported(r, out)

@@ -19,7 +19,7 @@ import (
 // midst of a turn, and go on. Messages between nodes take any time, overtake each other and come twice; links are cut
 // in one direction or both. Nodes are cut off from etcd; etcd stalls for all; watches break; old revisions are
 // compacted; leases are revoked; the state of etcd is set back and then put right (see lab.Etcd). Stores lose a range
-// that others have. Clocks run at rates that differ, but by less than driftPerMille.
+// that others have; drives fail writes. Clocks run at rates that differ, but by less than driftPerMille.
 //
 // The data of a range is a number: how many writes were acknowledged. A write takes effect at an instant, if all
 // members of the chain that its head sees are there and are at the same version of the chain.
@@ -46,14 +46,13 @@ type world struct {
 	// acted is the newest view that some node has acted on.
 	acted *Map
 	// wentBack: etcd is in an earlier state, and nobody may change the view.
-	wentBack bool
-	changes  int
-	takeover int
-	forgot   int
-	healed   bool // no node leaves any more
-	losses   int
-	slow     bool // messages may take long
-	hasty    bool // nodes take over, and give up others, as soon as they may
+	wentBack          bool
+	changes, takeover int
+	forgot            int
+	healed            bool // no node leaves any more
+	losses            int
+	slow              bool // messages may take long
+	hasty             bool // nodes take over, and give up others, as soon as they may
 }
 
 // copyOf is what a partition has of a range.
@@ -88,6 +87,7 @@ type node struct {
 	// pause: the process is to be paused at a bad moment.
 	pause    moment
 	reported string
+	failing  bool // its drives fail writes
 }
 
 // moment is when a process is paused.
@@ -394,11 +394,11 @@ func (n *node) adopt(life *lab.Process) {
 
 // report tells the machine what the stores have, if that has changed.
 func (n *node) report(life *lab.Process) {
-	if now := fmt.Sprint(n.lives, n.rangeReports(), n.unusable()); now != n.reported {
+	if now := fmt.Sprint(n.lives, n.holdings()); now != n.reported {
 		n.reported = now
 		n.proc.Go(func() {
 			n.on(life, func(now int64, out *Actions) {
-				n.n.SetReport(now, n.rangeReports(), n.unusable(), out)
+				n.n.SetReport(now, n.holdings(), out)
 			})
 		})
 	}
@@ -491,7 +491,7 @@ func (w *world) write() {
 			continue
 		}
 		c := w.there(a, m, r)
-		if c == nil {
+		if c == nil || w.failsWrites(a, m, r) {
 			return
 		}
 		copies = append(copies, c)

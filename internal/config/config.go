@@ -347,7 +347,7 @@ type Cluster struct {
 	TLS *TLS `yaml:"tls,omitempty"`
 	// Lease is for how long a node may be silent before others take its place. All nodes have the same.
 	Lease time.Duration `yaml:"lease" default:"1s" min:"200ms" max:"1m"`
-	// Away is for how long a node may be gone before its ranges are given to others for good.
+	// Away is for how long a node may be gone, or a drive may fail, before its ranges are given to others for good.
 	Away time.Duration `yaml:"away" default:"10m" min:"1s" max:"720h"`
 	// LockKeys lets one write of a key at a time be in its chain, as LEED does by locks, instead of many. It is slower,
 	// and there to be compared with.

@@ -44,8 +44,8 @@ const (
 type clusterAccess struct {
 	// Node is this daemon, whose configuration has a cluster.
 	Node *Node
-	// Report tells the manager what the node has of its ranges: see member.Member.SetReport.
-	Report func(ranges []cluster.RangeReport)
+	// Report tells the manager what the node has in its partitions: see member.Member.SetReport.
+	Report func(has cluster.Holdings)
 	// Connected is member.Member.SetConnected.
 	Connected func(epoch view.Epoch)
 	// Authority is member.Member's: until when State.Serves may be relied on, by member.Now. 0 before the membership
@@ -95,9 +95,8 @@ type clusterMember struct {
 	// newest is the newest view, seenAt when it was seen first.
 	newest *cluster.Map
 	seenAt time.Time
-	// ranges is what the host has reported last, unusable what this file has found.
-	ranges   []cluster.RangeReport
-	unusable []view.PartitionID
+	// holdings is what the host has reported last, and what this file has found unusable.
+	holdings cluster.Holdings
 }
 
 // startCluster prepares the membership, and starts the server of etcd, if the configuration has them. join begins it.
@@ -456,15 +455,15 @@ func (c *clusterMember) look(s *member.State) (differs bool) {
 			unusable = append(unusable, view.PartitionID(i))
 		}
 	}
-	differs = !slices.Equal(unusable, c.unusable)
-	c.unusable = unusable
+	differs = !slices.Equal(unusable, c.holdings.Unusable)
+	c.holdings.Unusable = unusable
 	return differs
 }
 
-// report takes what the host has of its ranges.
-func (c *clusterMember) report(ranges []cluster.RangeReport) {
+// report takes what the host has in its partitions.
+func (c *clusterMember) report(has cluster.Holdings) {
 	c.mu.Lock()
-	c.ranges = ranges
+	c.holdings.Ranges, c.holdings.Failing = has.Ranges, has.Failing
 	c.mu.Unlock()
 	c.tell()
 }
@@ -481,7 +480,7 @@ func (c *clusterMember) tell() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.member != nil {
-		c.member.SetReport(c.ranges, c.unusable)
+		c.member.SetReport(c.holdings)
 	}
 }
 

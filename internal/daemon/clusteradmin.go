@@ -355,7 +355,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 	}
 	s.Manager, s.Dirty = st.Manages, c.host.dirty()
 	s.KnownLosses, s.FoundLosses = c.host.losses()
-	s.SilentPartitions = c.host.silent()
+	s.SilentPartitions, s.FailingPartitions = c.host.silent(), c.host.failing()
 	d := c.host.dropped()
 	s.LeftRanges, s.DroppedRanges, s.DroppedBytes = d.Left, d.Ranges, d.Bytes
 	if st.Active != nil {

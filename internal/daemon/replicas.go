@@ -158,6 +158,14 @@ func (r *replicaNode) silent() (n int) {
 	return n
 }
 
+// failing counts the partitions whose drive does not work: it fails writes, or is silent.
+func (r *replicaNode) failing() (n int) {
+	for _, g := range r.all() {
+		n += len(g.Report().Failing)
+	}
+	return n
+}
+
 // dropped sums up what all partitions have dropped of ranges that are others' now.
 func (r *replicaNode) dropped() (sum replica.DropStats) {
 	for _, g := range r.all() {
@@ -321,12 +329,13 @@ func (r *replicaNode) report() { go r.tell() }
 func (r *replicaNode) tell() {
 	r.telling.Lock()
 	defer r.telling.Unlock()
-	var ranges []cluster.RangeReport
+	var has cluster.Holdings
 	for _, g := range r.all() {
-		ranges = append(ranges, g.Report()...)
+		h := g.Report()
+		has.Ranges, has.Failing = append(has.Ranges, h.Ranges...), append(has.Failing, h.Failing...)
 	}
-	slices.SortFunc(ranges, func(a, b cluster.RangeReport) int { return a.Range - b.Range })
-	r.access.Report(ranges)
+	slices.SortFunc(has.Ranges, func(a, b cluster.RangeReport) int { return a.Range - b.Range })
+	r.access.Report(has)
 }
 
 // close ends all replicas, and waits for what they have asked of partitions and other nodes. There is no authority any

@@ -140,7 +140,7 @@ func TestAnAcceptedLossIsSeenAlsoByWhoHasMissedTheHalt(t *testing.T) {
 	h.want(n, nvme.Success, "")
 	h.get("key")
 	h.want(n, nvme.Success, "value")
-	for _, r := range n.r.Report() {
+	for _, r := range n.r.Report().Ranges {
 		if r.Local != view.Complete {
 			t.Errorf("range %d is reported as %v", r.Range, r.Local)
 		}

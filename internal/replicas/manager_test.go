@@ -2,17 +2,18 @@ package replicas_test
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 )
 
-// Alive, Range and Usable implement view.Reports.
+// Alive, Range, Usable and Failing implement view.Reports.
 func (g *rig) Alive(id uint16) bool { return g.nodes[id].alive.Load() }
 
 func (g *rig) Range(p view.PartitionID, number int) view.Report {
-	for _, r := range g.nodes[p].r.Report() {
+	for _, r := range g.nodes[p].r.Report().Ranges {
 		if r.Range == number {
 			return r.Report
 		}
@@ -21,6 +22,10 @@ func (g *rig) Range(p view.PartitionID, number int) view.Report {
 }
 
 func (g *rig) Usable(view.PartitionID) bool { return true }
+
+func (g *rig) Failing(p view.PartitionID) bool {
+	return slices.Contains(g.nodes[p].r.Report().Failing, p)
+}
 
 // manage computes views, tells the nodes that are alive, and gives them authority.
 func (g *rig) manage() {

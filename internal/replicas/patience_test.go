@@ -48,7 +48,7 @@ func (w watcher) sees(serving []view.PartitionID) {
 	w.makeReport()
 }
 
-func (w watcher) reports() view.Local { return w.Report()[0].Local }
+func (w watcher) reports() view.Local { return w.Report().Ranges[0].Local }
 
 // TestPatienceBeginsWithTheNeighbour: a node that was lost long ago is back, and becomes a neighbour before there is a
 // connection to it. It has the whole patience.

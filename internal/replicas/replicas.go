@@ -161,7 +161,7 @@ type Replicas struct {
 
 	// mu guards report.
 	mu     sync.Mutex
-	report []cluster.RangeReport
+	report cluster.Holdings
 	// dirty is what Dirty returns.
 	dirty atomic.Int64
 	// isSilent is what Silent returns.

@@ -22,9 +22,15 @@ func TestADriveThatWorksAgainEndsDamage(t *testing.T) {
 	h.put(key, "new")
 	h.ask(chain[0]) // it ends with the view that goes on without that member
 	g.until("the view goes on without the member", func() bool { return len(g.chain([]byte(key))) < 3 })
+	if len(bad.r.Report().Failing) == 0 {
+		t.Error("the manager is not told that the drive fails")
+	}
 	bad.dev.SetRules()
 	g.full(30 * time.Second)
 	g.same([]byte(key))
+	if len(bad.r.Report().Failing) > 0 {
+		t.Error("the manager is told that the drive fails still")
+	}
 }
 
 // TestTheLastCopyWhoseDriveWorksAgainServes: the drives of all nodes fail writes for seconds. Then all ranges are

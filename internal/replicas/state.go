@@ -2,6 +2,7 @@ package replicas
 
 import (
 	"math/bits"
+	"slices"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
@@ -176,8 +177,8 @@ func chainTail(c view.Chain) (at int) {
 
 func isServing(e view.Member) bool { return e.State == view.Serving || e.State == view.Leaving }
 
-// Report is what the partition has of its ranges, for the manager.
-func (g *Replicas) Report() []cluster.RangeReport {
+// Report is what the partition has of its ranges, for the manager. Its slices are not to be changed.
+func (g *Replicas) Report() cluster.Holdings {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.report
@@ -192,15 +193,20 @@ func (g *Replicas) makeReport() {
 		return
 	}
 	g.resign()
-	var report []cluster.RangeReport
+	var report cluster.Holdings
+	// If the view does not have the partition any more, its number may be another one's.
+	known := g.joined && int(g.self) < len(g.newest.Partitions) && g.newest.Partitions[g.self].ID == g.cfg.ID
+	if known && g.isFailing() {
+		report.Failing = append(report.Failing, g.self)
+	}
 	for number, c := range g.newest.Chains {
-		if !g.joined || int(g.self) >= len(g.newest.Partitions) || g.newest.Partitions[g.self].ID != g.cfg.ID {
-			break // the view does not have the partition any more, and its number may be another one's
+		if !known {
+			break
 		}
 		for _, e := range c {
 			if e.Partition == g.self {
 				if l := g.localState(number, e); l != view.Silent {
-					report = append(report, cluster.RangeReport{Partition: g.self, Range: number,
+					report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number,
 						Report: view.Report{Local: l, Epoch: g.newest.Epoch}})
 				}
 			}
@@ -210,6 +216,11 @@ func (g *Replicas) makeReport() {
 	g.report = report
 	g.mu.Unlock()
 	g.cfg.Changed()
+}
+
+// isFailing reports whether the drive does not work: it is silent, or a write has failed and none has been done since.
+func (g *Replicas) isFailing() bool {
+	return g.silence.silent || slices.ContainsFunc(g.ranges, func(m *member) bool { return m != nil && m.r.Damaged() })
 }
 
 // localState is what the partition has of a range of which the newest view says that it is a member, e. It is Silent

@@ -42,6 +42,8 @@ type ClusterStats struct {
 	FoundLosses uint64
 	// SilentPartitions is how many of the node's partitions have a drive that takes requests and completes none.
 	SilentPartitions int
+	// FailingPartitions is how many of them have a drive that does not work: those, and those that fail writes.
+	FailingPartitions int
 }
 
 // PeerKinds are the kinds of commands that replicas send to those of other nodes.
@@ -124,6 +126,8 @@ var (
 		"of a connection.", "kind")
 	clusterSilent = gauge("jbof_cluster_silent_partitions", "Partitions of this node whose drive takes requests and "+
 		"completes none. Ranges that other nodes serve go on without them.")
+	clusterFailing = gauge("jbof_cluster_failing_partitions", "Partitions of this node whose drive fails writes or is "+
+		"silent. After cluster.away others get their ranges, if there are enough others.")
 	clusterLosses = gauge("jbof_cluster_known_losses", "Objects and segments that the stores of this node are known "+
 		"to have lost, and that were not repaired yet.")
 	clusterFound   = counter("jbof_cluster_found_losses_total", "Those that were found.")
@@ -137,13 +141,14 @@ func clusterMetrics() []metric {
 	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
 		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs,
-		clusterSilent}
+		clusterSilent, clusterFailing}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
 	ch chan<- prometheus.Metric) {
 	put(clusterDirty, float64(s.Dirty))
 	put(clusterSilent, float64(s.SilentPartitions))
+	put(clusterFailing, float64(s.FailingPartitions))
 	put(clusterLeft, float64(s.LeftRanges))
 	put(clusterDroppedRanges, float64(s.DroppedRanges))
 	put(clusterDroppedBytes, float64(s.DroppedBytes))

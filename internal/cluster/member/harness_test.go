@@ -186,7 +186,7 @@ func (n *node) changed(s *State) {
 	}
 	if !reflect.DeepEqual(reports, n.reported) {
 		n.reported = reports
-		n.SetReport(reports, nil)
+		n.SetReport(cluster.Holdings{Ranges: reports})
 	}
 }
 

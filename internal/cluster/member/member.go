@@ -75,7 +75,7 @@ type Member struct {
 	messages chan *cluster.Message
 	// mu guards report, what SetReport has brought last; reported has a value if it is new.
 	mu       sync.Mutex
-	report   report
+	report   cluster.Holdings
 	reported chan struct{}
 
 	closing chan struct{}
@@ -90,11 +90,6 @@ type Member struct {
 	// What follows is the goroutine's.
 	node  *cluster.Node
 	timer *time.Timer
-}
-
-type report struct {
-	ranges   []cluster.RangeReport
-	unusable []view.PartitionID
 }
 
 // maxMessages is how many messages wait for the goroutine before their connections do.
@@ -201,9 +196,9 @@ func (m *Member) EtcdFailing() (since time.Time, err error) { return m.etcd.Fail
 func (m *Member) Incarnation() cluster.Incarnation { return m.cfg.Node.Incarnation }
 
 // SetReport is cluster.Node's. It does not wait.
-func (m *Member) SetReport(ranges []cluster.RangeReport, unusable []view.PartitionID) {
+func (m *Member) SetReport(has cluster.Holdings) {
 	m.mu.Lock()
-	m.report = report{ranges, unusable}
+	m.report = has
 	m.mu.Unlock()
 	signal(m.reported)
 }
@@ -257,7 +252,7 @@ func (m *Member) run() {
 			m.mu.Lock()
 			r := m.report
 			m.mu.Unlock()
-			call = func(now int64, out *cluster.Actions) { m.node.SetReport(now, r.ranges, r.unusable, out) }
+			call = func(now int64, out *cluster.Actions) { m.node.SetReport(now, r, out) }
 		}
 		var out cluster.Actions
 		call(Now(), &out)

@@ -88,6 +88,12 @@ func (c Chain) find(p PartitionID) int {
 	return -1
 }
 
+// uses reports whether a partition is a member that does more than to wait.
+func (c Chain) uses(p PartitionID) bool {
+	i := c.find(p)
+	return i >= 0 && c[i].State != Waiting
+}
+
 // Next returns the chain that follows c in the view of an epoch, given what the nodes report and which partitions are
 // wanted as its members. It is the only place where chains change.
 //

@@ -362,6 +362,8 @@ func (d damagedOne) Alive(uint16) bool { return true }
 
 func (d damagedOne) Usable(PartitionID) bool { return true }
 
+func (d damagedOne) Failing(PartitionID) bool { return false }
+
 func (d damagedOne) Range(p PartitionID, _ int) Report {
 	if p == PartitionID(d) {
 		return Report{Local: Damaged, Epoch: now}

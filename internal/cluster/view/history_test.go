@@ -57,6 +57,8 @@ type world struct {
 
 func (w *world) Alive(n uint16) bool       { return w.alive[n] }
 func (w *world) Usable(p PartitionID) bool { return true }
+
+func (w *world) Failing(p PartitionID) bool { return false }
 func (w *world) Range(p PartitionID, r int) Report {
 	if e := w.complete[p][r]; e > 0 {
 		return Report{Local: Complete, Epoch: e}

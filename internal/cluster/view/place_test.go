@@ -38,6 +38,8 @@ type allWell struct {
 
 func (a allWell) Alive(n uint16) bool       { return !a.dead[n] }
 func (a allWell) Usable(p PartitionID) bool { return true }
+
+func (a allWell) Failing(p PartitionID) bool { return false }
 func (a allWell) Range(p PartitionID, r int) Report {
 	return healthy(a.v.Chains[r], a.v.Epoch)(p)
 }

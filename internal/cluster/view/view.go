@@ -109,6 +109,8 @@ type Reports interface {
 	Range(p PartitionID, r int) Report
 	// Usable reports whether a partition can be used at all. One of a node that is not alive counts as it did before.
 	Usable(p PartitionID) bool
+	// Failing reports whether the drive of a partition does not work at present. It is not filled with other ranges.
+	Failing(p PartitionID) bool
 }
 
 // Next returns the view that follows v, and whether it differs from v. Its epoch is then one more.
@@ -123,7 +125,7 @@ func (v *View) Next(reports Reports) (*View, bool) {
 			switch {
 			case !reports.Alive(v.Partitions[p].Node):
 				return Report{}
-			case !reports.Usable(p):
+			case !reports.Usable(p), reports.Failing(p) && !c.uses(p):
 				return Report{Local: Damaged}
 			}
 			return reports.Range(p, r)
@@ -171,11 +173,9 @@ func (v *View) AcceptLoss(r int, reports Reports) bool {
 
 // wanted returns which partitions each range is to have.
 func (v *View) wanted(reports Reports) [][]PartitionID {
-	usable := make([]bool, len(v.Partitions))
+	usable := v.mayHaveRanges()
 	for i := range v.Partitions {
-		p := &v.Partitions[i]
-		usable[i] = !p.ID.IsZero() && !p.Out && p.Weight > 0 && !v.Nodes[p.Node].Out &&
-			(!reports.Alive(p.Node) || reports.Usable(PartitionID(i)))
+		usable[i] = usable[i] && (!reports.Alive(v.Partitions[i].Node) || reports.Usable(PartitionID(i)))
 	}
 	current, serving := make([][]PartitionID, len(v.Chains)), make([]int, len(v.Chains))
 	members := make([]PartitionID, 0, len(v.Chains)*(v.Replicas+1))
@@ -192,6 +192,44 @@ func (v *View) wanted(reports Reports) [][]PartitionID {
 		current[r] = members[begin:len(members):len(members)]
 	}
 	return place(v.Nodes, v.Partitions, usable, v.Replicas, current, serving)
+}
+
+// mayHaveRanges returns which partitions may be given ranges.
+func (v *View) mayHaveRanges() []bool {
+	may := make([]bool, len(v.Partitions))
+	for i := range v.Partitions {
+		p := &v.Partitions[i]
+		may[i] = !p.ID.IsZero() && !p.Out && p.Weight > 0 && !v.Nodes[p.Node].Out
+	}
+	return may
+}
+
+// CanSpare reports whether ranges can have as many replicas without a partition as with it, in as many failure domains,
+// on partitions that do not fail.
+func (v *View) CanSpare(p PartitionID, reports Reports) bool {
+	usable := v.mayHaveRanges()
+	for i := range usable {
+		usable[i] = usable[i] && (PartitionID(i) == p || !reports.Failing(PartitionID(i)))
+	}
+	nodes, spread := spreadOver(v, usable)
+	usable[p] = false
+	without, spreadWithout := spreadOver(v, usable)
+	return (without >= v.Replicas || without == nodes) && spreadWithout == spread
+}
+
+// spreadOver returns how many nodes have usable partitions, and whether each replica can be in a failure domain of its
+// own.
+func spreadOver(v *View, usable []bool) (nodes int, spread bool) {
+	p := &placement{nodes: v.Nodes, parts: v.Partitions, usable: usable, replicas: v.Replicas}
+	p.numberDomains()
+	used := make([]bool, len(v.Nodes))
+	for i, yes := range usable {
+		if n := v.Partitions[i].Node; yes && !used[n] {
+			used[n] = true
+			nodes++
+		}
+	}
+	return nodes, p.spread
 }
 
 // Check verifies that the view can be used.

@@ -209,7 +209,7 @@ func (d *delivery) ReplicaDone(q *replicas.Request) bool {
 // Kick implements replicas.Sink.
 func (d *delivery) Kick() {}
 
-// Alive, Range and Usable implement view.Reports.
+// Alive, Range, Usable and Failing implement view.Reports.
 func (r *run) Alive(id uint16) bool { return r.nodes[id].up }
 
 // Range implements view.Reports.
@@ -223,11 +223,14 @@ func (r *run) Range(p view.PartitionID, number int) view.Report {
 // Usable implements view.Reports.
 func (r *run) Usable(view.PartitionID) bool { return true }
 
+// Failing implements view.Reports.
+func (r *run) Failing(view.PartitionID) bool { return false }
+
 // manage computes the next view as the manager of a cluster does, tells the nodes, and reports whether it differs.
 func (r *run) manage() (changed bool) {
 	for p, n := range r.nodes {
 		r.reports[p] = map[int]view.Report{}
-		for _, rep := range n.reps.Report() {
+		for _, rep := range n.reps.Report().Ranges {
 			r.reports[p][rep.Range] = rep.Report
 		}
 	}

@@ -1,0 +1,122 @@
+package cluster
+
+import (
+	"testing"
+
+	"jbofd/internal/cluster/view"
+)
+
+// holdings are what the node has. While its drives fail writes, it does of the ranges with even numbers: the others
+// have no writes.
+func (n *node) holdings() Holdings {
+	has := Holdings{Ranges: n.rangeReports(), Unusable: n.unusable()}
+	if n.failing {
+		n.own(n.n.Newest(), func(id view.PartitionID, _ *[ranges]copyOf) { has.Failing = append(has.Failing, id) })
+		for i := range has.Ranges {
+			if r := &has.Ranges[i]; r.Range%2 == 0 {
+				r.Local = view.Damaged
+			}
+		}
+	}
+	return has
+}
+
+// failsWrites reports whether the drive of a member fails the writes of a range.
+func (w *world) failsWrites(m *Map, e view.Member, r int) bool {
+	for _, n := range w.nodes {
+		if n.store[m.Partitions[e.Partition].ID] != nil {
+			return n.failing && r%2 == 0
+		}
+	}
+	return false
+}
+
+// setFailing has the drives of a node fail writes, or work again.
+func (n *node) setFailing(failing bool) {
+	n.w.trace("the drives of node %d fail writes: %t", n.id, failing)
+	n.failing = failing
+	if life := n.proc; !life.Dead() && !life.Stopped() && n.n.Newest() != nil {
+		n.report(life)
+	}
+}
+
+// failDrives has the drives of a node fail writes for a while.
+func (w *world) failDrives(n *node, ns int64) {
+	n.setFailing(true)
+	w.sim.After(ns, func() { n.setFailing(false) })
+}
+
+// troubledWorld is a cluster of so many nodes with three copies, in which a node that does not lead has failing drives.
+func troubledWorld(t *testing.T, nodes int, away int64) (w *world, failing *node) {
+	w = healthyWorld(t, nodes, 3)
+	for _, n := range w.nodes {
+		n.n.t.away = away
+		if !n.n.Manages() {
+			failing = n
+		}
+	}
+	failing.setFailing(true)
+	return w, failing
+}
+
+// TestASpareNodeTakesThePlaceOfADriveThatHasFailed: its node is up. Its ranges are the others' after the time for which
+// a node may be away, and not before. When the drive works again they come back.
+func TestASpareNodeTakesThePlaceOfADriveThatHasFailed(t *testing.T) {
+	const away = 10 * lease
+	w, failing := troubledWorld(t, 4, away)
+	began := w.sim.Now()
+	for w.sim.Now()-began < away {
+		if w.run(5 * ms); !w.holdsAny(failing) {
+			t.Fatalf("the drive has lost its ranges after %d ms, want %d", (w.sim.Now()-began)/ms, away/ms)
+		}
+	}
+	for w.holdsAny(failing) || w.full() < ranges {
+		if w.run(5 * ms); w.sim.Now()-began > 2*away {
+			t.Fatalf("after %d ms %d of %d ranges are full", (w.sim.Now()-began)/ms, w.full(), ranges)
+		}
+	}
+	failing.setFailing(false)
+	w.run(2 * lease)
+	w.settle(20 * lease)
+	if !w.holdsAny(failing) {
+		t.Error("the drive works and gets no ranges")
+	}
+}
+
+// TestADriveThatFailsNowAndThenKeepsItsRanges, if it works for a tenth of the time in between, and one that fails in
+// vain does not get them back.
+func TestADriveThatFailsNowAndThenKeepsItsRanges(t *testing.T) {
+	const away = 10 * lease
+	for _, c := range []struct {
+		worksNS int64
+		keeps   bool
+	}{{2 * lease, true}, {lease / 2, false}} {
+		w, failing := troubledWorld(t, 4, away)
+		keeps := true
+		for began := w.sim.Now(); w.sim.Now()-began < 3*away; {
+			w.run(2 * lease)
+			failing.setFailing(false)
+			w.run(c.worksNS)
+			failing.setFailing(true)
+			keeps = keeps && w.holdsAny(failing)
+		}
+		if keeps != c.keeps {
+			t.Errorf("a drive that works for %d ms now and then keeps its ranges: %t", c.worksNS/ms, keeps)
+		}
+	}
+}
+
+// TestADriveThatHasFailedKeepsItsRangesWithoutASpareNode: what has no writes is served by it, and the others have two
+// copies, which would be all that there is without it.
+func TestADriveThatHasFailedKeepsItsRangesWithoutASpareNode(t *testing.T) {
+	const away = 5 * lease
+	for range 8 { // with one partition and with two
+		w, failing := troubledWorld(t, 3, away)
+		w.run(4 * away)
+		if n := w.full(); n != ranges/2 {
+			t.Errorf("%d ranges have three copies, want those without writes", n)
+		}
+		failing.setFailing(false)
+		w.settle(20 * lease)
+	}
+}
