@@ -53,17 +53,21 @@ type Part struct {
 // keeps the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for
 // are over:
 //
-//	asked ── BatchNS ──> given to the store ── … ──> stored, at most LateNS after it was asked for   < MinTombstoneNS
+//	read ── JoinNS ──> asked ── BatchNS ──> given to the store ── … ──> stored, LateNS later at most < MinTombstoneNS
+//
+// It may be read before it is asked for, because a copier whose drive is slow gives a Fetch what an earlier one of the
+// same epoch has begun for it. The clock of the pass had come then, too.
 //
 // One that was not given to the store in time is given up, and asked for again; when the store took longer, the replica
 // is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. Writes,
 // which are held back for any time if there is no room, do not depend on it: see storeAgain.
 const (
+	JoinNS  = 60e9
 	BatchNS = 60e9
 	LateNS  = 300e9
 	// MinTombstoneNS is how long a tombstone has to last at least, by the time of day of the node whose store has it.
 	// That may be set forward by the difference to how long it does last.
-	MinTombstoneNS = LateNS + 1e9
+	MinTombstoneNS = JoinNS + LateNS + 1e9
 	// noRoomNS is when a batch is asked for again for which there was no room.
 	noRoomNS = 1e9
 )

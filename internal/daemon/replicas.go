@@ -36,6 +36,9 @@ const patienceLeases = 2
 // anything is a second or two, and by default clients wait for 10 s.
 const silentAfter = 7 * time.Second
 
+// answerWithin is how long other nodes wait for a drive: half as long as peers.Config.Timeout.
+const answerWithin = 2500 * time.Millisecond
+
 // replicaNode runs the replicas of this node's partitions, with the connections to the other nodes.
 type replicaNode struct {
 	access   clusterAccess
@@ -105,7 +108,7 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
-		Drive: p.Drive().Stats(), SilentAfter: silentAfter,
+		Drive: p.Drive().Stats(), SilentAfter: silentAfter, AnswerWithin: answerWithin,
 		LockKeys: r.cfg.LockKeys,
 		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
 		Log: r.limited})

@@ -63,15 +63,101 @@ func TestANodeThatAnswersNoCommandsIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestASlowDriveCutsOffNoNode: Ships and Fetches wait for the drive of one partition, and count for nothing.
+// TestASlowDriveCutsOffNoNode: Ships and Fetches wait for the drive of one partition, for longer than anything else may
+// take. Commands for the others are answered meanwhile, and these in the end. If there is none for eight times as long
+// the connection ends, which counts for nothing.
 func TestASlowDriveCutsOffNoNode(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		for _, opcode := range []uint8{nvme.CmdKVShip, nvme.CmdKVFetch} {
-			b := w.box(t, "b", 1)
+			b := w.box(t, "b", 2)
 			r := w.holding(t, b)
 			r.see(b)
-			r.withoutAnAnswer(t, b, opcode, 5)
 			r.awaitConnected(t, "b")
+			b.board.keeps(ofDrive(b, 0))
+			r.send(r.message(opcode, 0, 1, 4096), r.message(opcode, 0, 2, 4096))
+			eventually(t, "the commands are kept", func() bool { return b.board.keeping() == 2 })
+			for i := range uint64(6) {
+				r.Advance("b", 5)
+				r.send(r.message(opcode, 1, 10+i, 4096), r.message(nvme.CmdKVSync, 1, 20+i, 0))
+				for _, c := range r.sink.await(t, 2) {
+					if c.Lost || !c.Status.OK() {
+						t.Fatalf("command %d of another drive: lost %t, %v", c.Tag, c.Lost, c.Status)
+					}
+				}
+			}
+			b.board.release()
+			for _, c := range r.sink.await(t, 2) {
+				if c.Lost || c.Received != 4096 && !w.rdma {
+					t.Errorf("command %d of a slow drive: lost %t, %d bytes", c.Tag, c.Lost, c.Received)
+				}
+			}
+			for i := range uint64(5) {
+				b.board.keeps(everything)
+				r.send(r.message(opcode, 0, 30+i, 4096))
+				eventually(t, "the command is kept", func() bool { return b.board.keeping() == 1 })
+				r.Advance("b", 33)
+				if c := r.sink.await(t, 1)[0]; !c.Lost {
+					t.Fatalf("command %d: %v", c.Tag, c.Status)
+				}
+				<-r.lost
+				b.board.release()
+				r.awaitConnected(t, "b")
+			}
+		}
+	})
+}
+
+// ofDrive says which commands are for a partition of a box.
+func ofDrive(b *box, partition uint32) func(*nvme.SQE) bool {
+	return func(e *nvme.SQE) bool { return e.NSID() == 11+partition }
+}
+
+// TestASlowDriveLeavesRoomForOthers, whose commands pass those that wait for it. None of those is left behind, whether
+// the drive answers or the connection ends.
+func TestASlowDriveLeavesRoomForOthers(t *testing.T) {
+	overEach(t, func(t *testing.T, w *world) {
+		for _, opcode := range []uint8{nvme.CmdKVShip, nvme.CmdKVFetch} {
+			const depth, many = 16, 100
+			b := w.box(t, "b", 3)
+			r := w.rig(t, func(c *peers.Config) {
+				c.Timeout, c.KATO, c.QueueDepth = time.Hour, time.Hour, depth
+			}, b)
+			r.see(b)
+			r.awaitConnected(t, "b")
+			for round := range 2 {
+				b.board.keeps(ofDrive(b, 0))
+				for i := range uint64(many) {
+					r.send(r.message(opcode, 0, i, 4096))
+				}
+				eventually(t, "the drive has its share", func() bool { return b.board.keeping() == depth*3/4 })
+				for i := range uint64(many) {
+					r.send(r.message(opcode, 1, many+i, 4096), r.message(opcode, 2, 2*many+i, 4096))
+				}
+				for _, c := range r.sink.await(t, 2*many) {
+					if c.Lost || !c.Status.OK() || c.Tag < many {
+						t.Fatalf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
+					}
+				}
+				if n := b.board.keeping(); n != depth*3/4 {
+					t.Errorf("%d commands are at the slow drive, want %d", n, depth*3/4)
+				}
+				if round == 0 {
+					b.board.release()
+				} else {
+					b.cut()
+				}
+				for _, c := range r.sink.await(t, many) {
+					if c.Lost != (round == 1) {
+						t.Fatalf("round %d: command %d: lost %t", round, c.Tag, c.Lost)
+					}
+				}
+			}
+			b.board.release()
+			r.awaitConnected(t, "b")
+			r.send(r.message(opcode, 0, 1, 4096))
+			if c := r.sink.await(t, 1)[0]; c.Lost {
+				t.Error("lost on the next connection")
+			}
 		}
 	})
 }

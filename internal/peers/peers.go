@@ -124,7 +124,8 @@ type Config struct {
 	// fewer. More wait in order, and Forwards already when they have three quarters. Default 128.
 	QueueDepth int
 	// Timeout is how long a command other than a Forward may remain unanswered before the connection is given up, and
-	// a full queue without any completion. It also bounds each attempt to connect. Default 5 s.
+	// a full queue without any completion. For a Ship, Compare or Fetch it is eight times as long, because these may
+	// wait for a drive, until the node gives them up. It also bounds each attempt to connect. Default 5 s.
 	Timeout time.Duration
 	// KATO is the keep-alive timeout: a node that is silent is given up within 1.5 times as long. Default 2 s.
 	KATO time.Duration
@@ -175,6 +176,8 @@ type target struct {
 	// nsid is its namespace in the present connection; 0: not known. The node's goroutine and SetView set it; whoever
 	// finds that it does not exist clears it.
 	nsid atomic.Uint32
+	// ships and fills are what it has in the queues for these, with ownership of each.
+	ships, fills held
 }
 
 // New returns Peers without a view: nothing is connected before SetView. Close must be called.

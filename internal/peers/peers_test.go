@@ -381,7 +381,8 @@ func TestANodeThatDoesNotAnswerIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestHowLongCommandsMayBeKept: Forwards for any time, but not all of a queue, and others for Timeout.
+// TestHowLongCommandsMayBeKept: Forwards for any time, but not all of a queue, others for Timeout, and what waits for a
+// drive for eight times as long.
 func TestHowLongCommandsMayBeKept(t *testing.T) {
 	overEach(t, func(t *testing.T, w *world) {
 		b := w.box(t, "b", 1)
@@ -416,12 +417,12 @@ func TestHowLongCommandsMayBeKept(t *testing.T) {
 		b.board.keeps(everything)
 		for i, op := range []uint8{nvme.CmdKVDurable, nvme.CmdKVSync, nvme.CmdKVShip, nvme.CmdKVCompare,
 			nvme.CmdKVFetch} {
-			size := 0
+			size, limit := 0, uint32(4)
 			if i > 1 {
-				size = 4096
+				size, limit = 4096, 32
 			}
 			send(1, r.message(op, 0, 1, size))
-			r.Advance("b", 4)
+			r.Advance("b", limit)
 			nothing("in time")
 			r.Advance("b", 1)
 			given(1)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"jbofd/client"
 	"jbofd/internal/nvme"
@@ -35,8 +36,10 @@ const (
 	batchLen = 64
 	// rounds bounds how often the receiving goroutine receives before others get their turn.
 	rounds = 16
-	// ticks is how many ticks of the clock Config.Timeout has.
-	ticks = 4
+	// ticks is how many ticks of the clock Config.Timeout has, driveTicks how many a command may take that waits for a
+	// drive: the node answers it long before (replicas.Config.AnswerWithin).
+	ticks      = 4
+	driveTicks = 8 * ticks
 )
 
 // queue is the machine of one of a node's queues. It stays when connections come and go. Without a connection,
@@ -61,6 +64,8 @@ type queue struct {
 	// Durables, of which one may be the next, the Forwards that are kept would never be answered.
 	forwards, others          fifo
 	sentForwards, maxForwards int
+	// held are the targets that have commands which wait because they have enough of the queue: see share.go.
+	held []*target
 	// progress is the tick of the last completion, or of the first command that waits.
 	progress uint32
 
@@ -122,7 +127,9 @@ func (q *queue) Turn() { // hot: 0 allocs
 }
 
 // waits reports whether commands wait.
-func (q *queue) waits() bool { return q.forwards.first != nil || q.others.first != nil }
+func (q *queue) waits() bool {
+	return q.forwards.first != nil || q.others.first != nil || len(q.held) > 0
+}
 
 // done returns a command, which is the Sink's from then on.
 func (q *queue) done(c *Command) { // hot: 0 allocs
@@ -142,6 +149,9 @@ func (q *queue) lose(c *Command) { // hot: 0 allocs
 func (q *queue) next() *Command { // hot: 0 allocs
 	if len(q.free) == 0 {
 		return nil
+	}
+	if q.forDrives() {
+		return q.nextForDrives()
 	}
 	if c := q.others.pop(); c != nil || q.sentForwards >= q.maxForwards {
 		return c
@@ -170,6 +180,7 @@ func (q *queue) submit() { // hot: 0 allocs
 			tag := q.free[len(q.free)-1]
 			q.free = q.free[:len(q.free)-1]
 			q.sent[tag], q.since[tag] = c, q.node.tick.Load()
+			q.count(c, 1)
 			m := &q.cmds[n]
 			m.SQE, m.Data, m.Tag = c.SQE, c.Data, uint64(tag)
 			m.SQE.SetNSID(nsid)
@@ -221,6 +232,7 @@ func (q *queue) refuse(m *client.Command) {
 func (q *queue) put(tag uint64) *Command { // hot: 0 allocs
 	c := q.sent[tag]
 	q.sent[tag] = nil
+	q.count(c, -1)
 	q.free = append(q.free, uint16(tag))
 	if c.SQE.Opcode() == nvme.CmdKVForward {
 		q.sentForwards--
@@ -281,9 +293,11 @@ func (q *queue) fail(err error) {
 	for tag, c := range q.sent {
 		if c != nil {
 			q.sent[tag] = nil
+			q.count(c, -1)
 			q.lose(c)
 		}
 	}
+	q.unhold()
 	for _, f := range []*fifo{&q.others, &q.forwards} {
 		for c := f.pop(); c != nil; c = f.pop() {
 			q.lose(c)
@@ -406,27 +420,29 @@ var (
 	errSlow       = fmt.Errorf("%w from a drive", errUnanswered)
 )
 
-// check ends the connection if the node does not answer.
+// check ends the connection if the node does not answer. What waits for a drive proves little: the drive may be slow,
+// and the other drives of the node are not. A connection that is dead ends with its keep-alives, and one on which long
+// packets are lost with the commands of the queues for writes, which wait for no drive.
 func (q *queue) check(now uint32) {
 	q.driver.Lock()
 	defer q.driver.Unlock()
 	if q.link == nil {
 		return
 	}
+	limit, why, times := uint32(ticks), errUnanswered, time.Duration(1)
+	if q.forDrives() {
+		limit, why, times = driveTicks, errSlow, driveTicks/ticks
+	}
 	for tag, c := range q.sent {
 		// A Forward may be kept until its write is committed.
-		if c != nil && c.SQE.Opcode() != nvme.CmdKVForward && now-q.since[tag] > ticks {
-			why := errUnanswered
-			if q == &q.node.queues[ships] || q == &q.node.queues[fills] {
-				why = errSlow
-			}
+		if c != nil && c.SQE.Opcode() != nvme.CmdKVForward && now-q.since[tag] > limit {
 			q.fail(fmt.Errorf("%w: a command of opcode %#02x got no answer for %s", why, c.SQE.Opcode(),
-				q.node.p.cfg.Timeout))
+				times*q.node.p.cfg.Timeout))
 			return
 		}
 	}
 	// At most a half of the queue is for Forwards that are kept (node.keep), so that a full queue makes progress.
-	if q.waits() && now-q.progress > ticks {
+	if q.waits() && !q.forDrives() && now-q.progress > ticks {
 		q.fail(fmt.Errorf("%w: the queue is full of Forwards, none of which got an answer for %s", errUnanswered,
 			q.node.p.cfg.Timeout))
 	}

@@ -121,8 +121,8 @@ type setup struct {
 	clock, authority func() int64
 	// patience is that of Config; 0: testPatience. dropAfter is also that of Config.
 	patience, dropAfter time.Duration
-	// silentAfter is also that of Config.
-	silentAfter time.Duration
+	// silentAfter and answerWithin are also those of Config.
+	silentAfter, answerWithin time.Duration
 	// onNode is the node of each partition; nil: each has one of its own.
 	onNode []int
 }
@@ -203,7 +203,7 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 		},
 		Repair:      func(how crrs.RepairOutcome) { g.repairs[how].Add(1) },
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience),
-		DropAfter: s.dropAfter, Drive: d.Stats(), SilentAfter: s.silentAfter})
+		DropAfter: s.dropAfter, Drive: d.Stats(), SilentAfter: s.silentAfter, AnswerWithin: s.answerWithin})
 	must(g.t, err)
 	opened.Store(true)
 	for range s.nodes {

@@ -87,6 +87,8 @@ type Config struct {
 	// are requests: see silence.go. It is longer than anything takes at a drive that works. Nil, or 0: for ever.
 	Drive       *drive.Stats
 	SilentAfter time.Duration
+	// AnswerWithin is how long other nodes wait for the drive at most: see overdue.go. 0: for ever.
+	AnswerWithin time.Duration
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
 	Pool *bufpool.Pool
 	// Observe is told of each command to another node that has ended: its opcode, how many bytes of data it has sent or
@@ -194,18 +196,24 @@ type Replicas struct {
 	// requests are those that a replica has, by handle.
 	requests     []*Request
 	freeRequests []uint32
-	freeStore    *storeRequest
-	freePeer     *peerRequest
-	// storeSpares and peerSpares count those that are free.
-	storeSpares, peerSpares spares
-	toStore                 partition.Batch
-	toPeers                 peers.Batch
-	acts                    replica.Actions
-	again                   []abort
-	changes                 []linkChange
-	cuts                    cuts
-	silence                 silence
-	drops                   drops
+	// asks are those that wait for the drive, by handle. asked counts those that are to be answered, late those that
+	// were already. overdueNS is when to look for some that are due; 0: never.
+	asks        []*ask
+	freeAsk     *ask
+	asked, late int
+	overdueNS   int64
+	freeStore   *storeRequest
+	freePeer    *peerRequest
+	// storeSpares, peerSpares and askSpares count those that are free.
+	storeSpares, peerSpares, askSpares spares
+	toStore                            partition.Batch
+	toPeers                            peers.Batch
+	acts                               replica.Actions
+	again                              []abort
+	changes                            []linkChange
+	cuts                               cuts
+	silence                            silence
+	drops                              drops
 	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
 	reports []kvstore.Damage
 	losses  replica.Losses
@@ -325,6 +333,9 @@ func (g *Replicas) Close(patience time.Duration) error {
 	atStore, atPeers := g.atStore, g.atPeers
 	if ended {
 		g.abandonAll(func(*Request) bool { return true })
+		for h := range g.asks {
+			g.askEnded(uint32(h))
+		}
 	}
 	g.driver.Unlock()
 	g.driver.Close()
@@ -394,6 +405,7 @@ func (g *Replicas) turn() {
 	g.start()
 	g.lookForCuts()
 	g.lookForSilence()
+	g.lookForOverdue()
 	g.touchDue()
 	g.takeDamages()
 	g.repairLosses()
@@ -507,13 +519,11 @@ func (g *Replicas) finish() {
 		g.dirty.Store(n)
 	}
 	next := g.cuts.nextNS()
-	if at := g.nextLookNS(); at != 0 && (next == 0 || at < next) {
-		next = at
-	}
 	if len(g.due) > 0 && (next == 0 || g.due[0].dueNS < next) {
 		next = g.due[0].dueNS
 	}
-	for _, at := range [...]int64{dropNS, g.losses.NextNS(), g.tellRepaired()} {
+	for _, at := range [...]int64{dropNS, g.losses.NextNS(), g.tellRepaired(), g.nextLookNS(),
+		g.nextOverdueNS()} {
 		if at != 0 && (next == 0 || at < next) {
 			next = at
 		}

@@ -122,9 +122,9 @@ type abort struct {
 }
 
 // Abort lets a Request end soon, because its host has aborted it or is gone: a Forward that is kept until its write is
-// committed, and a client's write, which ends with Command Interrupted. What they have begun takes its course: a write
-// may be committed later. Reads and other commands end soon anyway, and their memory is in use. From any goroutine,
-// also with locks held that Sinks take.
+// committed, a client's write, which ends with Command Interrupted, and what another node has asked for. What they have
+// begun takes its course: a write may be committed later. Reads of clients end soon anyway, and their memory is in use.
+// From any goroutine, also with locks held that Sinks take.
 func (g *Replicas) Abort(q *Request) {
 	if q.Kind == Write || q.Kind == Node {
 		g.aborts.Put(abort{q, q.use.Load()})
@@ -143,6 +143,8 @@ func (g *Replicas) takeAbort(a abort) {
 		g.abandon(q.handle, nvme.CommandInterrupted)
 	case q.SQE.Opcode() == nvme.CmdKVForward:
 		g.touch(q.m).Abort(uint64(q.handle))
+	case asks(q.SQE.Opcode()):
+		g.giveUpAsk(q.handle, nvme.AbortRequested)
 	}
 }
 
@@ -150,7 +152,7 @@ func (g *Replicas) takeAbort(a abort) {
 func (g *Replicas) hold(q *Request, m *member) uint32 {
 	n := len(g.freeRequests) - 1
 	if n < 0 {
-		g.requests = append(g.requests, nil)
+		g.requests, g.asks = append(g.requests, nil), append(g.asks, nil)
 		g.freeRequests = append(g.freeRequests, uint32(len(g.requests)-1))
 		n++
 	}
@@ -185,6 +187,10 @@ func (g *Replicas) begin(q *Request) {
 	}
 	if !q.Status.OK() {
 		g.done(q)
+		return
+	}
+	if q.Kind == Node && asks(q.SQE.Opcode()) {
+		g.beginAsk(q, m, from)
 		return
 	}
 	h := g.hold(q, m)
@@ -241,7 +247,13 @@ func (g *Replicas) scanFrom(q *Request) uint64 {
 //
 // hot: 0 allocs
 func (g *Replicas) respond(a *replica.Response) {
-	q := g.requests[a.Handle]
+	h := uint32(a.Handle)
+	q, value := g.requests[h], g.takeAsk(h)
+	if q == nil { // it was answered before
+		g.askEnded(h)
+		g.freeRequests = append(g.freeRequests, h)
+		return
+	}
 	if a.Status.OK() {
 		q.ObjectVersion, q.ObjectExpires, q.ValueLen = a.Version, a.Expires, a.ValueLen
 		switch q.SQE.Opcode() {
@@ -250,12 +262,15 @@ func (g *Replicas) respond(a *replica.Response) {
 			*h = nvme.KVReadHeader{}
 			h.SetVersion(a.Version)
 			h.SetExpires(a.Expires)
+			copy(q.Value[nvme.KVReadHeaderSize:], value[nvme.KVReadHeaderSize:][:min(a.ValueLen,
+				len(q.Value)-nvme.KVReadHeaderSize)])
 			q.Bytes = nvme.KVReadHeaderSize + a.ValueLen
 		case nvme.CmdKVCompare, nvme.CmdKVFetch:
 			q.Bytes = copy(q.Value, a.Data)
 		}
 	}
-	g.end(uint32(a.Handle), a.Status, a.Result)
+	g.askEnded(h)
+	g.end(h, a.Status, a.Result)
 }
 
 // reply ends a client's Write, Read or Scan.

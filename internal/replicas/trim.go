@@ -37,7 +37,11 @@ func (g *Replicas) trim() {
 		for range peers {
 			g.freePeer = g.freePeer.next
 		}
-		if g.trimNS = g.now + trimEveryNS; !g.tables.Trim() && !moreStores && !morePeers {
+		asks, moreAsks := g.askSpares.unneeded()
+		for range asks {
+			g.freeAsk = g.freeAsk.next
+		}
+		if g.trimNS = g.now + trimEveryNS; !g.tables.Trim() && !moreStores && !morePeers && !moreAsks {
 			g.trimNS = 0 // until a turn has something to do again
 			return
 		}
