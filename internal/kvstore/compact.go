@@ -213,10 +213,11 @@ func (s *Store) chooseVictim() format.ChunkNumber {
 		return v
 	}
 	place, log := s.placeForKeys(), &s.logs[keyLog]
+	short := place <= 0 || c.blocked
 	switch lends := c.values == 0 && !c.lastResort; {
 	case lends && s.budget.MovedChunks(true) > 0 && place > s.budget.Fill:
 		c.lastResort = true
-	case (lends || place <= 0) && log.chunk != none && !log.opening && s.pool.Free >= s.budget.CheckpointChunks &&
+	case (lends || short) && log.chunk != none && !log.opening && s.pool.Free >= s.budget.CheckpointChunks &&
 		int(s.pool.Chunks[log.chunk].Live) < int(log.tail)/2:
 		s.closeChunk(keyLog)
 	default:

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/tenant"
@@ -82,3 +83,53 @@ const (
 	ioDrop
 	ioBad
 )
+
+// Complete ends an I/O.
+//
+// hot: 0 allocs
+func (s *Store) Complete(tag uint32, err error) {
+	r := s.ios[tag]
+	invariants.Check(r.kind != ioNone, "kvstore: a completion of no I/O")
+	s.ios[tag] = ioRef{}
+	s.freeIO = append(s.freeIO, tag)
+	ok := err == nil
+	switch {
+	case ok:
+	case r.reads != none:
+		s.pool.NoteUnreadable(r.reads)
+	default:
+		s.badWrite = true
+	}
+	switch r.kind {
+	case ioLookup:
+		s.reads.Read(r.who, ok)
+	case ioSegment:
+		s.segmentRead(r.who, ok)
+	case ioGroup:
+		s.groupWritten(r.who, ok)
+	case ioRestore:
+		s.restoreEnded(r.who, ok)
+	case ioHeader:
+		s.headerEnded(ioHeader, r.who, ok)
+	case ioOpenings:
+		s.listed(ok)
+	case ioCompact:
+		s.compact.slots[r.who].Read(ok)
+	case ioEarly:
+		s.earlyRead(r.who, ok)
+	case ioCheckpoint:
+		if s.ckpt.stage == ckptHeader {
+			s.headerEnded(ioCheckpoint, r.who, ok)
+		} else {
+			s.checkpointWritten(ok)
+		}
+	case ioNote:
+		s.noteWritten(ok)
+	case ioRecover:
+		s.recovered(r.who, err)
+	case ioDrop:
+		s.dropsWritten(ok)
+	case ioBad:
+		s.badEnded(ok)
+	}
+}

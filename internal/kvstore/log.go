@@ -505,8 +505,10 @@ func (s *Store) mayTakeChunk(l int) bool {
 	switch l {
 	case keyLog:
 		// Failed writes may have used up what a victim of the key log needs. A checkpoint gets by with a chunk less as
-		// long as the SegTbl does not grow, which it does not without Puts.
-		return s.budget.KeyChunks() > 0 || s.compact.keys > 0 && s.pool.Free == s.budget.CheckpointChunks
+		// long as the SegTbl does not grow, which it does not without Puts. But while writes fail, they would use up
+		// this chunk as well.
+		return s.budget.KeyChunks() > 0 ||
+			s.compact.keys > 0 && s.pool.Free == s.budget.CheckpointChunks && !s.failsWrites()
 	case movedLog:
 		return s.budget.MovedChunks(s.compact.lastResort) > 0
 	}

@@ -39,10 +39,13 @@ func (s *Store) restores() bool {
 	})
 }
 
+// failsWrites reports that the drive has failed a write a short while ago.
+func (s *Store) failsWrites() bool { return s.badWriteNS != 0 && s.now-s.badWriteNS < lastChoiceNS }
+
 // noSpace is the status of writes for which there is no space: DeviceError if that is because chunks cannot be read, or
-// because a block cannot be restored.
+// because a block cannot be restored, or others cannot be written.
 func (s *Store) noSpace() Status {
-	if s.givesUp() || s.restoring > 0 {
+	if s.givesUp() || s.restoring > 0 || s.failsWrites() {
 		return DeviceError
 	}
 	for i := range s.compact.avoided {

@@ -179,6 +179,9 @@ type Store struct {
 	// failures counts writes of key groups that failed, so that their outcome is indeterminate: a restart may find them
 	// or not.
 	failures uint64
+	// badWriteNS is when a write failed last; 0: none has. badWrite: one has since the last Turn.
+	badWriteNS int64
+	badWrite   bool
 	// killed counts the bytes that requests have made obsolete, in both logs.
 	killed int64
 	// progress increases with everything that may let another part of the store continue within a Turn, besides
@@ -490,58 +493,15 @@ func (s *Store) isFull(r *Request, identities int) bool {
 	return s.pool.Live+int64(need)+s.spare() > s.budget.MaxLive
 }
 
-// Complete ends an I/O.
-//
-// hot: 0 allocs
-func (s *Store) Complete(tag uint32, err error) {
-	r := s.ios[tag]
-	invariants.Check(r.kind != ioNone, "kvstore: a completion of no I/O")
-	s.ios[tag] = ioRef{}
-	s.freeIO = append(s.freeIO, tag)
-	ok := err == nil
-	if !ok && r.reads != none {
-		s.pool.NoteUnreadable(r.reads)
-	}
-	switch r.kind {
-	case ioLookup:
-		s.reads.Read(r.who, ok)
-	case ioSegment:
-		s.segmentRead(r.who, ok)
-	case ioGroup:
-		s.groupWritten(r.who, ok)
-	case ioRestore:
-		s.restoreEnded(r.who, ok)
-	case ioHeader:
-		s.headerEnded(ioHeader, r.who, ok)
-	case ioOpenings:
-		s.listed(ok)
-	case ioCompact:
-		s.compact.slots[r.who].Read(ok)
-	case ioEarly:
-		s.earlyRead(r.who, ok)
-	case ioCheckpoint:
-		if s.ckpt.stage == ckptHeader {
-			s.headerEnded(ioCheckpoint, r.who, ok)
-		} else {
-			s.checkpointWritten(ok)
-		}
-	case ioNote:
-		s.noteWritten(ok)
-	case ioRecover:
-		s.recovered(r.who, err)
-	case ioDrop:
-		s.dropsWritten(ok)
-	case ioBad:
-		s.badEnded(ok)
-	}
-}
-
 // Turn does everything that has become possible and appends what it wants done to out. The driver calls it after each
 // batch of Submit and Complete, and at WakeNS.
 //
 // hot: 0 allocs
 func (s *Store) Turn(nowNS int64, out *Actions) {
 	s.now = nowNS
+	if s.badWrite {
+		s.badWriteNS, s.badWrite = nowNS, false
+	}
 	// The actions that Submit and Complete have produced since the last Turn.
 	moveTo(&out.IOs, &s.out.IOs)
 	moveTo(&out.Replies, &s.out.Replies)
