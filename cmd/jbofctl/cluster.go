@@ -280,7 +280,10 @@ partition serves each of them then, with what it happens to have: keys may be mi
 clients were told that they are safe. If a node with a last copy comes back later, what it has is not used, and gives
 way to what the others have by then.
 
-If any of these nodes can come back with its drives, bring it back: nothing is lost then.`,
+If any of these nodes can come back with its drives, bring it back: nothing is lost then.
+
+The command counts for five minutes, or until the nodes are started again. If no other node is up so long that could
+serve a range, repeat the command when one is.`,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if what.AllLosses != (len(args) == 0) {

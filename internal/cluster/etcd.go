@@ -21,6 +21,9 @@ type etcd struct {
 	settings *Settings
 	manager  *managerRecord
 	mapEpoch view.Epoch
+	// settingsRev is the revision of settings. lossesNS is when the node has heard of their Losses, or that the command
+	// was repeated; 0: the settings had them when the process has read them first, and it cannot know since when.
+	settingsRev, lossesNS int64
 	// Revisions of the records, 0: absent; and when the present ones were seen first. They were written before that.
 	managerRev, stampRev, viewRev int64
 	seenNS                        int64
@@ -259,7 +262,11 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 			e.synced = false
 			return
 		}
-		e.settings = s
+		if old := e.settings; old != nil && kv.Revision > e.settingsRev &&
+			(!slices.Equal(old.Losses, s.Losses) || bytes.Equal(old.Encode(), s.Encode())) {
+			e.lossesNS = n.now
+		}
+		e.settings, e.settingsRev = s, max(e.settingsRev, kv.Revision)
 	case keyStamp:
 		if kv.Revision > e.stampRev {
 			e.stampRev = kv.Revision

@@ -418,9 +418,16 @@ func (n *Node) next(out *Actions) {
 		Then: []Put{{Key: keyView, Value: m.Encode()}}}, out)
 }
 
+// acceptedNS is for how long the data of halted ranges are given up. When the command is given, the operator knows who
+// is away. A node that comes back much later may have all data, and would find them given up a moment before.
+const acceptedNS = 300e9
+
 // acceptLosses gives up the data of halted ranges, as an operator wants. It reports whether m has changed.
 func (n *Node) acceptLosses(m *Map) (changed bool) {
 	v, cloned := m.View, false
+	if at := n.etcd.lossesNS; at == 0 || n.now-at >= acceptedNS {
+		return false
+	}
 	for _, loss := range n.etcd.settings.Losses {
 		r := int(loss.Range)
 		if r >= len(v.Chains) || v.Versions[r] != loss.Version {

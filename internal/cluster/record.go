@@ -60,7 +60,8 @@ type Settings struct {
 	// Out are the names of nodes that are to have no ranges.
 	Out []string
 	// Losses are halted ranges whose data an operator has given up. One whose chain has another version by now says
-	// nothing any more.
+	// nothing any more. They count for some minutes since they were changed, or written again with all else as it was,
+	// and only for processes that have seen that.
 	Losses []Loss
 	// Lost are processes of which an operator says that they have ended and do not come back: what they could do as
 	// managers keeps no other node from becoming one.
@@ -360,6 +361,8 @@ type Records struct {
 	Map      *Map
 	// Registered are the names of the nodes that run, or have ended less than five leases ago.
 	Registered []string
+	// Rewrite has the settings written although they are as they were, so that Losses count again.
+	Rewrite bool
 	// revision is that of the settings.
 	revision int64
 }

@@ -250,7 +250,7 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 			losses = append(losses, l)
 		}
 	}
-	r.Settings.Losses = losses
+	r.Settings.Losses, r.Rewrite = losses, true
 	return nil
 }
 
