@@ -221,7 +221,7 @@ func (n *Node) openStore(p *kvPlan) (*publish.Store, error) {
 		},
 	})
 	if err != nil {
-		return nil, n.addHint(err, p.extent.UUID)
+		return nil, n.addHint(err, p.extent.UUID, p.cfg.Replicated)
 	}
 	st := opened.Stats()
 	if st.LostHeaders > 0 {

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"jbofd/internal/admin"
+	"jbofd/internal/testutil/etcdproc"
+	"jbofd/internal/testutil/loopback"
 )
 
 // TestANamespaceThatHasLostWritesIsOpenedByTheOperatorsWord: the daemon dies, and the drive damages a record of the key
@@ -25,18 +27,7 @@ func TestANamespaceThatHasLostWritesIsOpenedByTheOperatorsWord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	image, err := os.ReadFile(w.path("ssd0.img")) // as the drive is when the daemon dies now
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.mustStop()
-	if bytes.Count(image, name(lost)) == 0 {
-		t.Fatal("the key is not on the drive")
-	}
-	image = bytes.ReplaceAll(image, name(lost), bytes.Repeat([]byte("?"), len(name(lost))))
-	if err := os.WriteFile(w.path("ssd0.img"), image, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	n.dieDamaged(name(lost))
 	n = w.mustStart()
 	info := n.kvInfo()
 	if info.Loss == nil || info.Loss.MissingSegments == 0 || info.Loss.FoundSegments < keys/2 ||
@@ -73,5 +64,46 @@ func TestANamespaceThatHasLostWritesIsOpenedByTheOperatorsWord(t *testing.T) {
 		}
 		n.mustStop()
 		n = w.mustStart()
+	}
+}
+
+// dieDamaged ends the node as if its daemon had died, with a key damaged wherever it is on the drive.
+func (n *node) dieDamaged(key []byte) {
+	n.w.t.Helper()
+	image, err := os.ReadFile(n.w.path("ssd0.img")) // as the drive is when the daemon dies now
+	if err != nil {
+		n.w.t.Fatal(err)
+	}
+	n.mustStop()
+	if bytes.Count(image, key) == 0 {
+		n.w.t.Fatal("the key is not on the drive")
+	}
+	image = bytes.ReplaceAll(image, key, bytes.Repeat([]byte("?"), len(key)))
+	if err := os.WriteFile(n.w.path("ssd0.img"), image, 0o600); err != nil {
+		n.w.t.Fatal(err)
+	}
+}
+
+// TestAPartitionThatHasLostWritesSaysWhatToDo: no command opens it, so that it must not say that kv open does.
+func TestAPartitionThatHasLostWritesSaysWhatToDo(t *testing.T) {
+	etcd := etcdproc.Start(t, etcdproc.Options{Host: loopback.Address()})
+	w, hosts := newWorld(t), clusterHosts(1)
+	w.configureNode(hosts, 0, "demo", etcd.URL, strings.Replace(onePartition, ", replicated: true", "", 1))
+	n := w.mustStart()
+	key := func(i int) []byte { return fmt.Appendf(nil, "a long key %05d", i) }
+	ns := n.keysOf(2)
+	for i := range 300 {
+		if err := ns.Put(t.Context(), key(i), []byte("value")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.dieDamaged(key(150))
+	w.configureNode(hosts, 0, "demo", etcd.URL, onePartition)
+	n = w.mustStart()
+	got := n.reason("namespace " + nqn + " 2")
+	for _, want := range []string{"since the last checkpoint are missing", "jbofctl namespace delete", "fills it"} {
+		if !strings.Contains(got, want) || strings.Contains(got, "kv open") {
+			t.Errorf("the node is not ready because %q, want %q", got, want)
+		}
 	}
 }

@@ -107,8 +107,8 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		Repair:        func(how crrs.RepairOutcome) { series.CountRepair(int(how)) },
 		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
-		Patience: patienceLeases * time.Duration(r.cfg.Lease), Incomplete: p.Lost() != nil,
-		Drive: p.Drive().Stats(), SilentAfter: silentAfter, AnswerWithin: answerWithin,
+		Patience: patienceLeases * time.Duration(r.cfg.Lease),
+		Drive:    p.Drive().Stats(), SilentAfter: silentAfter, AnswerWithin: answerWithin,
 		LockKeys: r.cfg.LockKeys,
 		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
 		Log: r.limited})

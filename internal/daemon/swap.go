@@ -170,9 +170,13 @@ func (n *Node) lenders(d *openSSD) (all []*partition.Area) {
 }
 
 // addHint adds to the error of a store that was not opened what an operator can do, if a swap area or a loss is the
-// cause.
-func (n *Node) addHint(err error, u uuid.UUID) error {
+// cause. A partition of the cluster is not opened without what it has lost: what it told the cluster of its ranges would
+// not be true, and other nodes may have everything.
+func (n *Node) addHint(err error, u uuid.UUID, replicated bool) error {
 	if loss := (*kvstore.LossError)(nil); errors.As(err, &loss) {
+		if replicated {
+			return fmt.Errorf("%w; look whether the drive does better at another start; if not, %w", err, errReplicated)
+		}
 		return fmt.Errorf("%w; jbofctl kv open %v opens it without them", err, u)
 	}
 	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were returned

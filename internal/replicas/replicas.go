@@ -69,9 +69,6 @@ type Config struct {
 	HostNQN func(node string) string
 	// Authority is until when this node may serve, by Clock. Both may be called from any goroutine.
 	Authority, Clock func() int64
-	// Incomplete: the store was opened without writes that it had acknowledged, so that what it has of ranges that it
-	// served before counts for nothing.
-	Incomplete bool
 	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for what
 	// other replicas have taken already. Nil: never.
 	Full func() bool
@@ -237,8 +234,8 @@ type member struct {
 	// dueNS is the earlier one of the two, and index its place in Replicas.due; 0 and -1: none.
 	dueNS int64
 	index int
-	// filled is the Since of the membership in which it was filled last, resigned that of the one that it gave up.
-	filled, resigned uint64
+	// resigned is the Since of the membership that it gave up last.
+	resigned uint64
 	// before and behind are the neighbours in the newest view.
 	before, behind neighbour
 	// complete and damaged are what was reported.

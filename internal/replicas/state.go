@@ -69,9 +69,6 @@ func (g *Replicas) adopt(m *member, at int) {
 	if m.held = role.Member && g.drops.busy(m.number); m.held {
 		return
 	}
-	if role.Filling {
-		m.filled = role.Since
-	}
 	g.touch(m).Adopt(role, membersBehind(g.active.Chains[m.number], at))
 }
 
@@ -241,8 +238,6 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		return view.Damaged // not Incomplete: it would be filled, take no writes, and the others would wait for it
 	case m != nil && m.r.Lacks(uint64(e.Since)):
 		return view.Incomplete // it has missed views, and is filled again
-	case g.cfg.Incomplete && (m == nil || m.filled != uint64(e.Since)):
-		return view.Incomplete
 	case was.Since != e.Since || was.Partition != e.Partition:
 		return view.Silent
 	case e.State <= view.Leaving && m != nil && m.gaveUp(e.Since):

@@ -6,7 +6,6 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
-	"jbofd/internal/replica"
 	"jbofd/internal/uuid"
 )
 
@@ -65,29 +64,18 @@ func TestWhatIsReported(t *testing.T) {
 	for _, c := range []struct {
 		name           string
 		active, newest view.Chain
-		incomplete     bool
-		filled         uint64
 		want           view.Local
 	}{
-		{"serves", at(view.Serving, 4), at(view.Serving, 4), false, 0, view.Complete},
-		{"is a last copy", at(view.Serving, 4), at(view.LastCopy, 4), false, 0, view.Complete},
-		{"was a last copy when the process began", at(view.LastCopy, 4), at(view.LastCopy, 4), false, 0, view.Complete},
-		{"a new chain that is not active yet", nil, at(view.Serving, 9), false, 0, view.Silent},
-		{"another membership than the active one", at(view.Serving, 4), at(view.Filling, 9), false, 0, view.Silent},
-		{"waits", at(view.Waiting, 4), at(view.Waiting, 4), false, 0, view.Incomplete},
-		{"is filled, by another process", at(view.Filling, 4), at(view.Filling, 4), false, 0, view.Incomplete},
-		{"serves with a store that has lost writes", at(view.Serving, 4), at(view.Serving, 4), true, 0,
-			view.Incomplete},
-		{"the same, and was filled since", at(view.Serving, 4), at(view.Serving, 4), true, 4, view.Complete},
-		{"the same, and was filled before", at(view.Serving, 4), at(view.Serving, 4), true, 3, view.Incomplete},
+		{"serves", at(view.Serving, 4), at(view.Serving, 4), view.Complete},
+		{"is a last copy", at(view.Serving, 4), at(view.LastCopy, 4), view.Complete},
+		{"was a last copy when the process began", at(view.LastCopy, 4), at(view.LastCopy, 4), view.Complete},
+		{"a new chain that is not active yet", nil, at(view.Serving, 9), view.Silent},
+		{"another membership than the active one", at(view.Serving, 4), at(view.Filling, 9), view.Silent},
+		{"waits", at(view.Waiting, 4), at(view.Waiting, 4), view.Incomplete},
+		{"is filled, by another process", at(view.Filling, 4), at(view.Filling, 4), view.Incomplete},
 	} {
-		g := &Replicas{cfg: Config{Incomplete: c.incomplete}, joined: true, self: 1,
+		g := &Replicas{joined: true, self: 1,
 			active: &cluster.Map{View: &view.View{Chains: []view.Chain{c.active}}}, ranges: make([]*member, 1)}
-		if c.filled != 0 {
-			g.ranges[0] = &member{r: replica.New(replica.Config{TombstoneSeconds: tombstoneSeconds,
-				PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2,
-					Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}}), filled: c.filled}
-		}
 		if got := g.localState(0, c.newest[0]); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
