@@ -341,11 +341,24 @@ type Config struct {
 	LockKeys bool
 }
 
-// The versions of a new ChainHead begin at a multiple of epochVersions, or at a distance of versionGap from those that
-// it has seen if that is more. ChainHeads before it may have given versions to writes that no other replica has seen,
-// and that one of their stores still has when it is filled: all of them must be lower. Only what is under way may be
-// unseen, so that the gap is enough where an epoch had more writes than versions.
+// The versions of a new ChainHead begin at firstVersion, or at a distance of versionGap from those that it has seen if
+// that is more. ChainHeads before it may have given versions to writes that no other replica has seen, and that one of
+// their stores still has when it is filled: all of them must be lower. Only what is under way may be unseen, so that the
+// gap is enough where an epoch had more writes than versions.
+//
+// A store takes versions below 2^62, and an epoch has 32 bits. The first manyEpochs get epochVersions each, half of
+// all, so that a chain whose members come and go for years has fewer for each, but never none.
 const (
-	epochVersions = 1 << 40
-	versionGap    = 1 << 20
+	epochVersions     = 1 << 40
+	manyEpochs        = 1 << 21
+	lateEpochVersions = 1 << 28
+	versionGap        = 1 << 20
 )
+
+// firstVersion is where the versions of an epoch begin.
+func firstVersion(epoch uint64) uint64 {
+	if epoch <= manyEpochs {
+		return epoch * epochVersions
+	}
+	return manyEpochs*epochVersions + min(epoch-manyEpochs, 1<<32)*lateEpochVersions
+}

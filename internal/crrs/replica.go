@@ -215,7 +215,7 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 		return
 	}
 	if !wasHead {
-		r.version = max(r.version+versionGap, role.Epoch*epochVersions)
+		r.version = max(r.version+versionGap, firstVersion(role.Epoch))
 	}
 	r.version = max(r.version, 1)
 	r.base = r.version
