@@ -304,7 +304,8 @@ func (n *Node) kvStats() (all []telemetry.KVStats) {
 		all = append(all, telemetry.KVStats{
 			Subsystem: s.NQN, NSID: s.NSID, Objects: st.Objects, Segments: st.Segments,
 			MemoryBytes: st.MemoryBytes + st.TableBytes,
-			LiveBytes:   st.LiveBytes, FreeBytes: st.FreeChunks * st.ChunkBytes, UserBytes: st.UserBytes,
+			LiveBytes:   st.LiveBytes, KeyBytes: st.KeyBytes, FreeBytes: st.FreeChunks * st.ChunkBytes,
+			UserBytes:     st.UserBytes,
 			KeyLogBytes:   st.KeyLogBytes,
 			ValueLogBytes: st.ValueLogBytes, MovedBytes: st.MovedBytes, CheckpointBytes: st.CheckpointBytes,
 			Compactions: st.Compactions, Checkpoints: st.Checkpoints, ScrubbedBytes: st.Scrubbed,

@@ -170,8 +170,8 @@ func (n *Node) lenders(d *openSSD) (all []*partition.Area) {
 }
 
 // addHint adds to the error of a store that was not opened what an operator can do, if a swap area or a loss is the
-// cause. A partition of the cluster is not opened without what it has lost: what it told the cluster of its ranges would
-// not be true, and other nodes may have everything.
+// cause. A partition of the cluster is not opened without what it has lost: what it told the cluster of its ranges
+// would not be true, and other nodes may have everything.
 func (n *Node) addHint(err error, u uuid.UUID, replicated bool) error {
 	if loss := (*kvstore.LossError)(nil); errors.As(err, &loss) {
 		if replicated {

@@ -23,8 +23,8 @@ func TestAnyIOMayFailAtAnyTime(t *testing.T) {
 }
 
 // TestIOsFailInAFullPartition repeats seeds with which a Delete found no room: a chunk waited for a block to be
-// restored, chunks that could not be read were not tried again, failed writes used up the last chunk of the key log, and
-// the rest of the key log's open chunk was too short.
+// restored, chunks that could not be read were not tried again, failed writes used up the last chunk of the key log,
+// and the rest of the key log's open chunk was too short.
 func TestIOsFailInAFullPartition(t *testing.T) {
 	t.Parallel()
 	for _, s := range []uint64{702577085632802, 22315853610147, 8756146859395, 1036993316843, 13513884890186} {

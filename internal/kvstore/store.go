@@ -63,6 +63,8 @@ const (
 // Stats are counters since New, except Objects, Segments, LiveBytes and the chunks, which are current values.
 type Stats struct {
 	Objects, Segments, LiveBytes int64
+	// KeyBytes of LiveBytes are in segments: keys, tombstones and identities of writes. It is a current value.
+	KeyBytes int64
 	// UserBytes are the bytes of values that were put. The others were written for them: KeyLogBytes, ValueLogBytes (by
 	// Puts), MovedBytes (by compaction), and CheckpointBytes (with chunk headers and superblocks).
 	UserBytes, KeyLogBytes, ValueLogBytes, MovedBytes, CheckpointBytes int64
@@ -417,7 +419,7 @@ func (s *Store) LiveBytes() int64 { return s.pool.Live }
 // Stats returns the counters.
 func (s *Store) Stats() Stats {
 	st := s.stats
-	st.Objects, st.Segments, st.LiveBytes = s.objects, int64(s.tbl.Len()), s.pool.Live
+	st.Objects, st.Segments, st.LiveBytes, st.KeyBytes = s.objects, int64(s.tbl.Len()), s.pool.Live, s.pool.KeyLive
 	st.Chunks, st.FreeChunks, st.BadChunks = int64(len(s.pool.Chunks)), int64(s.pool.Free), int64(s.pool.Bad)
 	st.ChunkBytes = s.cfg.ChunkBytes
 	return st

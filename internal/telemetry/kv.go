@@ -11,8 +11,9 @@ type KVStats struct {
 	// Objects is the number of keys, Segments the number of entries in the segment table, and MemoryBytes the memory of
 	// table and buffers.
 	Objects, Segments, MemoryBytes int64
-	// LiveBytes are in use by keys and values. FreeBytes are available without compaction.
-	LiveBytes, FreeBytes int64
+	// LiveBytes are in use by keys and values, KeyBytes of them by keys, tombstones and identities of writes. FreeBytes
+	// are available without compaction.
+	LiveBytes, KeyBytes, FreeBytes int64
 	// UserBytes counts the bytes of values that users have put. The other fields count the bytes written on their
 	// behalf: to the key log, to the value log, by compaction, and by checkpoints.
 	UserBytes, KeyLogBytes, ValueLogBytes, MovedBytes, CheckpointBytes int64
@@ -62,6 +63,9 @@ var (
 	kvMemory = gauge("jbof_kv_memory_bytes", "Memory of the namespace's tables and buffers, without that of the "+
 		"keys in swap areas.", "subsystem", "nsid")
 	kvLive = gauge("jbof_kv_live_bytes", "Space in use by keys and values.", "subsystem", "nsid")
+	kvKeys = gauge("jbof_kv_key_bytes", "Part of the live bytes that is not values: keys, tombstones of Deletes, and "+
+		"what is known of writes in case they are repeated. Much more than 40 for each object are tombstones.",
+		"subsystem", "nsid")
 	kvFree = gauge("jbof_kv_free_bytes", "Space that can be written at once; compaction makes more of what is "+
 		"not in use.", "subsystem", "nsid")
 	kvWaiting = gauge("jbof_kv_waiting", "Commands that wait for a free request of the store.", "subsystem", "nsid")
@@ -108,8 +112,8 @@ var (
 
 // kvMetrics returns the metric families of this file.
 func kvMetrics() []metric {
-	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvFree, kvWaiting, kvUser, kvWritten, kvCompactions,
-		kvCheckpoints, kvScrubbed, kvDamaged, kvLostHeaders, kvBadChunks,
+	return []metric{kvObjects, kvSegments, kvMemory, kvLive, kvKeys, kvFree, kvWaiting, kvUser, kvWritten,
+		kvCompactions, kvCheckpoints, kvScrubbed, kvDamaged, kvLostHeaders, kvBadChunks,
 		kvSwapKeys, kvSwapPuts, kvSwapReads, kvSwapReturned, kvSwapMoved, kvSwapRefused, kvSwapFailures,
 		swapUp, swapCapacity, swapUsed, swapWritten, swapRecords, swapRefusals, swapFailures}
 }
@@ -122,7 +126,7 @@ func collectKV(all []KVStats, put func(m metric, v float64, labels ...string)) {
 			v int64
 		}{
 			{kvObjects, s.Objects}, {kvSegments, s.Segments}, {kvMemory, s.MemoryBytes}, {kvLive, s.LiveBytes},
-			{kvFree, s.FreeBytes},
+			{kvKeys, s.KeyBytes}, {kvFree, s.FreeBytes},
 			{kvWaiting, int64(s.Waiting)}, {kvUser, s.UserBytes}, {kvCompactions, s.Compactions},
 			{kvCheckpoints, s.Checkpoints},
 			{kvScrubbed, s.ScrubbedBytes}, {kvDamaged, s.DamagedRecords}, {kvLostHeaders, s.LostHeaders},
