@@ -87,7 +87,7 @@ type node struct {
 	// pause: the process is to be paused at a bad moment.
 	pause    moment
 	reported string
-	failing  bool // its drives fail writes
+	drives   drives
 }
 
 // moment is when a process is paused.

@@ -6,26 +6,48 @@ import (
 	"jbofd/internal/cluster/view"
 )
 
-// holdings are what the node has. While its drives fail writes, it does of the ranges with even numbers: the others
-// have no writes.
+// drives are those of a node, which may fail the writes of the ranges with even numbers: the others have no writes.
+type drives struct {
+	failing bool
+	// damaged are the members that could not write. They are until the node acts on a view that has them as members no
+	// more, and the drives work.
+	damaged map[rangeOf]bool
+}
+
+// holdings are what the node has.
 func (n *node) holdings() Holdings {
+	newest := n.n.Newest()
 	has := Holdings{Ranges: n.rangeReports(), Unusable: n.unusable()}
-	if n.failing {
-		n.own(n.n.Newest(), func(id view.PartitionID, _ *[ranges]copyOf) { has.Failing = append(has.Failing, id) })
-		for i := range has.Ranges {
-			if r := &has.Ranges[i]; r.Range%2 == 0 {
-				r.Local = view.Damaged
-			}
+	n.own(newest, func(id view.PartitionID, _ *[ranges]copyOf) {
+		if n.drives.failing {
+			has.Failing = append(has.Failing, id)
+		}
+	})
+	for i := range has.Ranges {
+		e := &has.Ranges[i]
+		key := rangeOf{e.Partition, e.Range}
+		if n.drives.failing && e.Range%2 == 0 && takesWrites(newest, key) {
+			n.drives.damaged[key] = true
+		} else if a := n.n.Active(); !n.drives.failing && a != nil && !takesWrites(a, key) {
+			delete(n.drives.damaged, key)
+		}
+		if n.drives.damaged[key] {
+			e.Local = view.Damaged
 		}
 	}
 	return has
+}
+
+func takesWrites(m *Map, of rangeOf) bool {
+	e := memberOf(m.Chains[of.number], of.partition)
+	return e != nil && (e.State == view.Serving || e.State == view.Leaving || e.State == view.Filling)
 }
 
 // failsWrites reports whether the drive of a member fails the writes of a range.
 func (w *world) failsWrites(m *Map, e view.Member, r int) bool {
 	for _, n := range w.nodes {
 		if n.store[m.Partitions[e.Partition].ID] != nil {
-			return n.failing && r%2 == 0
+			return n.drives.failing && r%2 == 0 || n.drives.damaged[rangeOf{e.Partition, r}]
 		}
 	}
 	return false
@@ -34,7 +56,9 @@ func (w *world) failsWrites(m *Map, e view.Member, r int) bool {
 // setFailing has the drives of a node fail writes, or work again.
 func (n *node) setFailing(failing bool) {
 	n.w.trace("the drives of node %d fail writes: %t", n.id, failing)
-	n.failing = failing
+	if n.drives.failing = failing; n.drives.damaged == nil {
+		n.drives.damaged = map[rangeOf]bool{}
+	}
 	if life := n.proc; !life.Dead() && !life.Stopped() && n.n.Newest() != nil {
 		n.report(life)
 	}
