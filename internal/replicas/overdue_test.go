@@ -113,7 +113,6 @@ func TestWhatADriveIsSlowWithIsNotBegunTwice(t *testing.T) {
 	}
 	h.askAs(s.rig, s.chain[0], nvme.CmdKVFetch, "key")
 	h.SQE.KVReplica().SetBits(3)
-	h.SQE.KVReplica().SetFirst(position([]byte("key")) &^ 7)
 	if h.ask(tail); tail.r.Late() != 3 {
 		t.Errorf("another Fetch: %d are late, want 3", tail.r.Late())
 	}

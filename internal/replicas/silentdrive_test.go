@@ -7,6 +7,7 @@ import (
 
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 )
@@ -90,6 +91,83 @@ func TestASilentDriveThatReadsNothing(t *testing.T) {
 	endSilence(bad)
 	g.full(20 * time.Second)
 	g.same([]byte("key"))
+}
+
+// becomesSilent has the drive of a node take a write and complete none, and waits until the node has found that out.
+// The host's write waits, and ended is closed when it has ended.
+func (g *rig) becomesSilent(n *node, key string) (h *host, ended chan struct{}) {
+	g.t.Helper()
+	silence([]*node{n}, ssd.Write, ssd.Flush)
+	h, ended = newHost(), make(chan struct{})
+	h.put(key, "later")
+	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 9, Seq: 1}
+	head := g.chain([]byte(key))[0]
+	go func() {
+		h.ask(head)
+		close(ended)
+	}()
+	for end := time.Now().Add(20 * time.Second); !n.r.Silent(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			g.t.Fatal("the drive is never called silent")
+		}
+	}
+	n.r.Late() // the turn that has found it is over
+	return h, ended
+}
+
+// reports counts what a node reports of its ranges.
+func (n *node) reports() map[view.Local]int {
+	count := map[view.Local]int{}
+	for _, r := range n.r.Report().Ranges {
+		count[r.Report.Local]++
+	}
+	return count
+}
+
+// TestASilentDriveGivesUpAtOnce: no view has to come first. The node reports at once that it has given up what others
+// serve, and answers no read any more, although the drive reads.
+func TestASilentDriveGivesUpAtOnce(t *testing.T) {
+	g := setup{nodes: 3, copies: 3, ranges: testRanges, silentAfter: testSilence}.rig(t)
+	g.full(20 * time.Second)
+	g.putSoon("key", "value", 1)
+	g.frozen.Store(true)
+	bad := g.chain([]byte("key"))[1]
+	defer endSilence([]*node{bad})
+	g.becomesSilent(bad, "key")
+	if r := bad.reports(); r[view.Incomplete] != testRanges {
+		t.Errorf("it reports %v of %d ranges, want incomplete", r, testRanges)
+	}
+	h := newHost()
+	for key := range 2 * testRanges {
+		h.get(fmt.Sprint("key", key))
+		h.want(bad, nvme.NamespaceNotReady, "")
+	}
+	endSilence([]*node{bad})
+	g.frozen.Store(false)
+	g.full(20 * time.Second)
+}
+
+// TestASilentDriveOfTheOnlyNodeIsKept: it reports what it has, and answers reads.
+func TestASilentDriveOfTheOnlyNodeIsKept(t *testing.T) {
+	g := setup{nodes: 1, copies: 1, ranges: testRanges, silentAfter: testSilence}.rig(t)
+	g.full(20 * time.Second)
+	g.putSoon("key", "value", 1)
+	only := g.nodes[:1]
+	defer endSilence(only)
+	write, ended := g.becomesSilent(only[0], "other")
+	h := newHost()
+	for range 20 {
+		if r := only[0].reports(); r[view.Complete] != testRanges {
+			t.Fatalf("it reports %v of %d ranges, want complete", r, testRanges)
+		}
+		h.get("key")
+		h.want(only[0], nvme.Success, "value")
+		time.Sleep(time.Millisecond) // views of the manager
+	}
+	endSilence(only)
+	if <-ended; !write.Status.OK() {
+		t.Errorf("the write that has waited ends with %v", write.Status)
+	}
 }
 
 // TestTheLastOneWithASilentDriveStays: all drives are silent at once. No range is lost for that, and when they answer,
