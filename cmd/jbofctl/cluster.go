@@ -108,13 +108,13 @@ func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
 	}
 	row(t, "ranges", ranges)
 	fmt.Fprintln(t)
-	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "FILLING", "WAITING", "DOMAIN", "ADDRESS", "TARGET")
+	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "LED", "FILLING", "WAITING", "DOMAIN", "ADDRESS", "TARGET")
 	for _, n := range a.Nodes {
 		state := n.State
 		if n.Out {
 			state += ", out"
 		}
-		row(t, n.Name, state, n.Partitions, n.Replicas, n.Filling, n.Waiting, n.Domain, n.Address, n.Target)
+		row(t, n.Name, state, n.Partitions, n.Replicas, n.Led, n.Filling, n.Waiting, n.Domain, n.Address, n.Target)
 	}
 }
 
@@ -142,9 +142,9 @@ func (x *cli) clusterRingCommand() *cobra.Command {
 			}
 		}
 		return x.print(c, a, func(t *tabwriter.Writer) {
-			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "FILLING", "WAITING", "SHARE")
+			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "LED", "FILLING", "WAITING", "SHARE")
 			for _, p := range a.Partitions {
-				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Filling, p.Waiting,
+				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Led, p.Filling, p.Waiting,
 					fmt.Sprintf("%.1f%%", 100*p.Share))
 			}
 		})

@@ -183,7 +183,7 @@ func TestStatusSaysThatItIsOld(t *testing.T) {
 	}))
 	code, out, errs := run(t, "cluster", "status", "--socket", s)
 	out = strings.Join(strings.Fields(out), " ")
-	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 256") {
+	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 0 256") {
 		t.Errorf("exit status %d, %s%s", code, out, errs)
 	}
 	_, out, _ = run(t, "cluster", "replicas", "1", "--socket", fake(t))

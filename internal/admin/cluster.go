@@ -91,6 +91,8 @@ type ClusterNode struct {
 	Replicas int `json:"replicas"`
 	Filling  int `json:"filling"`
 	Waiting  int `json:"waiting"`
+	// Led is how many ranges it leads: it is their ChainHead, which writes go to.
+	Led int `json:"led"`
 }
 
 // ClusterPartition describes a partition of the cluster.
@@ -99,10 +101,11 @@ type ClusterPartition struct {
 	Node   string `json:"node"`
 	Weight uint32 `json:"weight"`
 	Out    bool   `json:"out"`
-	// Replicas, Filling and Waiting are as in ClusterNode. Share is its part of all complete replicas, 0 to 1.
+	// Replicas, Filling, Waiting and Led are as in ClusterNode. Share is its part of all complete replicas, 0 to 1.
 	Replicas int     `json:"replicas"`
 	Filling  int     `json:"filling"`
 	Waiting  int     `json:"waiting"`
+	Led      int     `json:"led"`
 	Share    float64 `json:"share"`
 }
 

@@ -32,7 +32,7 @@ func TestRandomHistories(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	changes, takeovers, writes, forgot := 0, 0, 0, 0
+	changes, takeovers, writes, forgot, handed := 0, 0, 0, 0, 0
 	for i := range *runsFlag {
 		w := history(t, seed+i)
 		if t.Failed() {
@@ -42,9 +42,13 @@ func TestRandomHistories(t *testing.T) {
 		for _, n := range w.written {
 			writes += n
 		}
-		forgot += w.forgot
+		forgot, handed = forgot+w.forgot, handed+w.handed
 	}
-	t.Logf("%d views, %d managers, %d writes, %d nodes forgotten", changes, takeovers, writes, forgot)
+	t.Logf("%d views, %d managers, %d writes, %d nodes forgotten, %d ChainHeads changed", changes, takeovers, writes,
+		forgot, handed)
+	if handed == 0 && *runsFlag > 10 {
+		t.Error("no ChainHead has changed")
+	}
 }
 
 func history(t *testing.T, seed uint64) *world {
@@ -57,7 +61,7 @@ func history(t *testing.T, seed uint64) *world {
 		}
 	}()
 	w.settle(20 * lease)
-	w.slow = rng.IntN(2) == 0
+	w.slow, w.yields = rng.IntN(2) == 0, true
 	w.etcd.Late = rng.IntN(2) == 0
 	if rng.IntN(4) == 0 {
 		for _, n := range w.nodes {

@@ -11,7 +11,8 @@ import (
 //
 //	"JBCP" Report   u64 term, u64 sequence number, i64 echo, 16 B cluster, u16 protocol, name, address,
 //	                u64 incarnation, u64 epoch seen, u64 version, u8 flags; and if it is full,
-//	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch;
+//	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch; of a ChainHead that
+//	                yields the state is 128 more, and u32 version of the chain, u16 partition to lead it follow;
 //	                uvarint n, n u16 partitions that cannot be used;
 //	                uvarint n, n u16 partitions whose drive does not work
 //	"JBCA" Answer   u64 term, u64 incarnation, name and address of the manager, u64 incarnation of the receiver,
@@ -37,6 +38,8 @@ const (
 
 	flagFull      = 1
 	flagConnected = 2
+
+	localYields = 128
 )
 
 // MaxMessageBytes is the length of the longest message, which has a report of all ranges or a view. A view must fit a
@@ -67,7 +70,14 @@ func (r *Report) encode() []byte {
 	b = binary.AppendUvarint(append(b, flags|flagFull), uint64(len(r.Ranges)))
 	for _, e := range r.Ranges {
 		b = le.AppendUint32(le.AppendUint16(b, uint16(e.Partition)), uint32(e.Range))
-		b = le.AppendUint64(append(b, byte(e.Local)), uint64(e.Epoch))
+		local := byte(e.Local)
+		if e.Yield.Version != 0 {
+			local |= localYields
+		}
+		b = le.AppendUint64(append(b, local), uint64(e.Epoch))
+		if e.Yield.Version != 0 {
+			b = le.AppendUint16(le.AppendUint32(b, e.Yield.Version), uint16(e.Yield.To))
+		}
 	}
 	for _, list := range [...][]view.PartitionID{r.Unusable, r.Failing} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
@@ -131,8 +141,13 @@ func decodeReport(b []byte) (*Report, error) {
 	if r.Full {
 		for range d.count(rangeReportBytes) {
 			e := RangeReport{Partition: view.PartitionID(d.u16()), Range: int(d.u32())}
-			e.Local, e.Epoch = view.Local(d.below(byte(view.Complete)+1)), view.Epoch(d.u64())
-			d.bad = d.bad || e.Range >= view.MaxRanges
+			local := d.take(1)[0]
+			e.Local, e.Epoch = view.Local(local&^localYields), view.Epoch(d.u64())
+			d.bad = d.bad || e.Range >= view.MaxRanges || e.Local > view.Complete
+			if local&localYields != 0 {
+				e.Yield = view.Yield{Version: d.u32(), To: view.PartitionID(d.u16())}
+				d.bad = d.bad || e.Yield.Version == 0
+			}
 			r.Ranges = append(r.Ranges, e)
 		}
 		for _, list := range [...]*[]view.PartitionID{&r.Unusable, &r.Failing} {

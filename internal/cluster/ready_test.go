@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"testing"
 
 	"jbofd/internal/cluster/view"
@@ -69,5 +70,51 @@ func TestReadyIsWhatAllNodesSay(t *testing.T) {
 		if got := w.ready(); got != 0 {
 			t.Fatalf("round %d: %d nodes say ready by an earlier view", round, got)
 		}
+	}
+}
+
+// healthy says what is missing until all nodes serve in a view that has all of them; "": nothing.
+func (w *world) healthy() string {
+	m, err := DecodeMap(w.etcd.Key(keyView).Value)
+	if err != nil {
+		return err.Error()
+	}
+	for _, n := range w.nodes {
+		switch {
+		case !m.admits(n.n.cfg.Incarnation):
+			return fmt.Sprintf("node %d is not admitted by epoch %d", n.id, m.Epoch)
+		case n.n.Problem() != nil:
+			return fmt.Sprintf("node %d: %v", n.id, n.n.Problem())
+		case n.n.Active() == nil || n.n.Active().Epoch != m.Epoch:
+			return fmt.Sprintf("node %d does not act on epoch %d", n.id, m.Epoch)
+		case !n.authority():
+			return fmt.Sprintf("node %d has no authority", n.id)
+		}
+	}
+	for r, c := range m.Chains {
+		serving := 0
+		for _, e := range c {
+			if e.State == view.Serving {
+				serving++
+			}
+		}
+		if serving != min(m.Replicas, len(w.nodes)) || serving != len(c) {
+			return fmt.Sprintf("range %d has the chain %v", r, c)
+		}
+	}
+	if n := len(w.etcd.Names(keyNodes)); n != len(w.nodes) {
+		return fmt.Sprintf("%d nodes are registered", n)
+	}
+	return ""
+}
+
+// settle runs until the cluster is healthy, for at most so long.
+func (w *world) settle(ns int64) {
+	end := w.sim.Now() + ns
+	for w.healthy() != "" && w.sim.Now() < end && !w.t.Failed() {
+		w.run(20 * ms)
+	}
+	if missing := w.healthy(); missing != "" {
+		w.t.Fatalf("after %d ms: %s", ns/ms, missing)
 	}
 }

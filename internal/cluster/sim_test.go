@@ -49,6 +49,8 @@ type world struct {
 	wentBack          bool
 	changes, takeover int
 	forgot            int
+	yields            bool // ChainHeads yield
+	handed            int  // views in which only ChainHeads differ
 	healed            bool // no node leaves any more
 	losses            int
 	slow              bool // messages may take long
@@ -88,6 +90,8 @@ type node struct {
 	pause    moment
 	reported string
 	drives   drives
+	// yields are what the node says of ranges that it leads.
+	yields map[int]view.Yield
 }
 
 // moment is when a process is paused.
@@ -335,6 +339,7 @@ func (w *world) etcdChanged(k lab.EtcdKey) {
 			}
 		}
 	}
+	w.lookForYields(m)
 	w.epoch, w.views[m.Epoch] = m.Epoch, m
 	w.changes++
 	w.trace("epoch %d admits %v: %v", m.Epoch, m.Admitted, m.Chains)
@@ -411,7 +416,7 @@ func (n *node) rangeReports() (out []RangeReport) {
 			m := memberOf(c, id)
 			// Nothing is reported of a new chain that the node does not act on yet.
 			if m != nil && (m.State > view.Leaving || m.Since == store[r].since) {
-				report := view.Report{Local: view.Incomplete, Epoch: newest.Epoch}
+				report := view.Report{Local: view.Incomplete, Epoch: newest.Epoch, Yield: n.yields[r]}
 				if store[r].complete && store[r].since == m.Since {
 					report.Local = view.Complete
 				}
@@ -537,59 +542,14 @@ func (w *world) checkNode(n *node) {
 	})
 }
 
-// healthy says what is missing until all nodes serve in a view that has all of them; "": nothing.
-func (w *world) healthy() string {
-	m, err := DecodeMap(w.etcd.Key(keyView).Value)
-	if err != nil {
-		return err.Error()
-	}
-	for _, n := range w.nodes {
-		switch {
-		case !m.admits(n.n.cfg.Incarnation):
-			return fmt.Sprintf("node %d is not admitted by epoch %d", n.id, m.Epoch)
-		case n.n.Problem() != nil:
-			return fmt.Sprintf("node %d: %v", n.id, n.n.Problem())
-		case n.n.Active() == nil || n.n.Active().Epoch != m.Epoch:
-			return fmt.Sprintf("node %d does not act on epoch %d", n.id, m.Epoch)
-		case !n.authority():
-			return fmt.Sprintf("node %d has no authority", n.id)
-		}
-	}
-	for r, c := range m.Chains {
-		serving := 0
-		for _, e := range c {
-			if e.State == view.Serving {
-				serving++
-			}
-		}
-		if serving != min(m.Replicas, len(w.nodes)) || serving != len(c) {
-			return fmt.Sprintf("range %d has the chain %v", r, c)
-		}
-	}
-	if n := len(w.etcd.Names(keyNodes)); n != len(w.nodes) {
-		return fmt.Sprintf("%d nodes are registered", n)
-	}
-	return ""
-}
-
 // run lets time pass, with writes and checks.
 func (w *world) run(ns int64) {
 	end := w.sim.Now() + ns
 	for w.sim.Now() < end && !w.t.Failed() {
 		w.sim.Run(2*ms+w.rng.Int64N(6*ms), func() bool { return false })
 		w.write()
+		w.yield()
 		w.check()
-	}
-}
-
-// settle runs until the cluster is healthy, for at most so long.
-func (w *world) settle(ns int64) {
-	end := w.sim.Now() + ns
-	for w.healthy() != "" && w.sim.Now() < end && !w.t.Failed() {
-		w.run(20 * ms)
-	}
-	if missing := w.healthy(); missing != "" {
-		w.t.Fatalf("after %d ms: %s", ns/ms, missing)
 	}
 }
 

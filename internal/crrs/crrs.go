@@ -28,6 +28,9 @@
 // manager can make a view without the replica. A replica looks at the clock after it has fetched the value, because its
 // process may be paused between the two.
 //
+// A ChainHead yields its place to another member when it has no writes under way (yield.go). So a node that was away,
+// and is the ChainTail of its ranges since, leads its share of them again.
+//
 // In this package, before and behind are directions of the chain: the ChainHead is before all, and a filling member is
 // behind all. Replica is the machine itself: what a view changes and the marks are in replica.go, writes in write.go,
 // reads in read.go, filling in fill.go. Port (port.go, and portserve.go for what comes in) is around it, and makes NVMe

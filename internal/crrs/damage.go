@@ -28,7 +28,7 @@ func (r *Replica) fail(out *Actions) {
 		return
 	}
 	r.abandonReads(out)
-	r.damaged, out.Damaged = true, true
+	r.damaged, out.Damaged, r.yieldNS = true, true, 0
 	fill(r.ring)
 	fill(r.dirty)
 	r.tables.dirty -= r.marks

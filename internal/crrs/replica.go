@@ -18,8 +18,9 @@ type Replica struct {
 	damaged bool
 	// lacking: a view says that the replica serves in the membership lackingSince, and it does not have the data for
 	// that. It acts as no member then, until a view gives it another membership.
-	lacking      bool
-	lackingSince uint64
+	// surplus: what was acknowledged it does have, and perhaps writes that no other member has.
+	lacking, surplus bool
+	lackingSince     uint64
 
 	// version is the greatest version that is known.
 	version uint64
@@ -46,6 +47,8 @@ type Replica struct {
 	missed bool
 	// soundAbove is what Sound returns while no other member serves.
 	soundAbove uint64
+	// yieldNS: writes that have not begun are held back until then: see yield.go. 0: they are not.
+	yieldNS int64
 
 	tables *Tables
 	writes slab.Table[write]
@@ -159,11 +162,13 @@ func (r *Replica) Writes() int { return r.writes.N() }
 //
 // Reads under way end with WrongView. If the replica stays in its membership, writes that are not committed stay: a
 // ChainHead gives them places in the order of the new epoch and forwards them, others ask their Predecessor for that
-// (Sync). Otherwise writes under way end with Unknown, and those that have not begun with WrongView.
+// (Sync). Otherwise writes under way end with Unknown. Those that have not begun end with WrongView, unless the replica
+// stays ChainHead.
 func (r *Replica) SetRole(role Role, out *Actions) {
 	if role.Epoch <= r.role.Epoch {
 		return
 	}
+	r.yieldNS = 0
 	if r.damaged {
 		r.role = role
 		return
@@ -172,18 +177,31 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 	was := r.role
 	wasHead := was.Member && was.head()
 	stayed := was.Member && role.Member && was.Since == role.Since && (was.Filling || !role.Filling)
-	switch {
-	case role.Member && r.Lacks(role.Since), stayed && wasHead && !role.head() && r.Writes() > 0,
-		was.Member && role.Member && !role.Filling && !(stayed && r.Complete()) && (stayed || !role.alone()):
+	lacks := role.Member && r.Lacks(role.Since) && !(role.alone() && r.Sufficient())
+	surplus := stayed && wasHead && !role.head() && r.begun() > 0
+	if lacks || surplus || was.Member && role.Member && !role.Filling && !(stayed && r.Complete()) &&
+		(stayed || !role.alone()) {
 		// No rule leads from the last view to this one, or views were missed. The three cases, in their order:
 		//   - The replica has been here before, and it is still the same membership.
-		//   - A ChainHead becomes another member: the new ChainHead does not know of its writes.
+		//   - A ChainHead that has writes under way becomes another member: the new ChainHead does not know of them.
 		//   - The replica is to serve and is not complete, or is to serve beside others in another membership. If it is
 		//     to serve alone in another one, an operator has accepted a loss: then it serves what it has.
 		// It acts as no member, and the node reports that data are missing (Lacks), so that it is filled again.
+		if !lacks {
+			r.surplus = surplus
+		}
 		r.lacking, r.lackingSince, stayed = true, role.Since, false
 		role = Role{Epoch: role.Epoch, Predecessor: NoPeer, Successor: NoPeer, ChainTail: NoPeer}
+	} else if role.Member && role.Since == r.lackingSince {
+		r.lacking = false
 	}
+	r.become(role, was, stayed, out)
+}
+
+// become takes the role of a view, which is another one than was. stayed: the replica has the data and the writes of
+// its membership.
+func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
+	wasHead := was.Member && was.head()
 	pending := r.takePending()
 	r.role = role
 	if !stayed || role.NumOthers > 0 {
@@ -201,9 +219,9 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 			r.end(r.writes.Links.Pop(&pending), Unknown, out)
 		}
 		r.deciding = 0
-		for r.queued.N > 0 {
-			r.end(r.writes.Links.Pop(&r.queued), WrongView, out)
-		}
+	}
+	for !(stayed && role.head()) && r.queued.N > 0 {
+		r.end(r.writes.Links.Pop(&r.queued), WrongView, out)
 	}
 	if !role.Member {
 		return
@@ -243,6 +261,10 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 // Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
 // that it served. The node reports it as incomplete.
 func (r *Replica) Lacks(since uint64) bool { return r.lacking && since == r.lackingSince }
+
+// Sufficient reports whether a replica that lacks the data of its membership differs from the others only by writes
+// that were not acknowledged, and has none under way: if the others are gone, it can serve alone.
+func (r *Replica) Sufficient() bool { return r.lacking && r.surplus && r.Writes() == 0 }
 
 // takePending takes all writes that are not committed out of the order of the epoch, and returns them in the order of
 // their versions.
@@ -357,6 +379,7 @@ func (r *Replica) Flush(out *Actions) {
 		return
 	}
 	r.setClock()
+	r.endYield(out)
 	if !r.role.last() && (r.clock > r.toldClock || r.behindFull && r.now >= r.askNS ||
 		r.durable() > r.toldDurable && !r.markForward(out)) {
 		r.tellDurable(out)
@@ -397,6 +420,9 @@ func (r *Replica) DueNS() int64 {
 	}
 	if due := r.unjudgedDueNS(); due != 0 && (at == 0 || due < at) {
 		at = due
+	}
+	if r.yieldNS != 0 && (at == 0 || r.yieldNS < at) {
+		at = r.yieldNS
 	}
 	switch {
 	case !r.role.Member || r.damaged:
@@ -444,6 +470,8 @@ func (r *Replica) Receive(from Peer, m *Message, out *Actions) {
 		r.receiveForward(m, out)
 	case m.Kind == Forward:
 		r.releaseValue(m, out)
+	case m.Kind == Durable && from == r.role.Predecessor && r.isOrphaned(m.Clock):
+		r.lack(out)
 	case m.Kind == Durable && from == r.role.Predecessor:
 		r.version, r.clock = max(r.version, m.Clock), max(r.clock, m.Clock)
 		r.above = max(r.above, m.Seq)

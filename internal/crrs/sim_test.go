@@ -128,6 +128,8 @@ type sim struct {
 	// halted: the only member is damaged. revived counts those that went on without a new process.
 	halted  bool
 	revived int
+	// handed counts the views with another ChainHead that has not been lost, late those that came when it had writes.
+	handed, late int
 }
 
 func (s *sim) trace(format string, args ...any) {
@@ -324,6 +326,7 @@ func (s *sim) heartbeat(n *node) {
 			return
 		}
 		s.report(n)
+		s.reportYield(n)
 		s.after(s.upTo(ms), func() {
 			if s.leaving[n.id] {
 				return
@@ -345,11 +348,12 @@ func (s *sim) watch() {
 		return
 	}
 	for _, id := range s.chain {
-		if n := s.nodes[id]; (s.now-n.heard > lease || n.bad()) && s.others(id) {
+		if n := s.nodes[id]; (s.now-n.heard > lease || n.bad() || n.r.Lacks(s.since[id])) && s.others(id) {
 			s.remove(id)
 			return
 		}
 	}
+	s.watchLastCopies()
 	s.watchFilling()
 }
 
@@ -373,7 +377,8 @@ func (s *sim) remove(id int) {
 func (s *sim) others(id int) bool {
 	return !s.halted && slices.ContainsFunc(s.chain, func(i int) bool {
 		n := s.nodes[i]
-		return i != id && !n.dead && !n.bad() && !n.fresh && !s.leaving[i] && s.now-n.heard <= lease
+		return i != id && !n.dead && !n.bad() && !n.r.Lacks(s.since[i]) && !n.fresh && !s.leaving[i] &&
+			s.now-n.heard <= lease
 	})
 }
 
@@ -564,19 +569,23 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	fills, revived, ops := 0, 0, 0
+	fills, revived, ops, handed, late := 0, 0, 0, 0, 0
 	for i := range *runsFlag {
 		s := run(t, seed, *nthFlag+i, false, sound)
-		fills, revived = fills+s.fills, revived+s.revived
+		fills, revived, handed, late = fills+s.fills, revived+s.revived, handed+s.handed, late+s.late
 		for k := range s.ops {
 			ops += len(s.ops[k])
 		}
 	}
-	t.Logf("%d members were filled, %d revived, %d operations checked", fills, revived, ops)
+	t.Logf("%d members were filled, %d revived, %d ChainHeads handed over, %d of them too late, %d operations checked",
+		fills, revived, handed, late, ops)
 	if fills == 0 && *runsFlag > 10 {
 		t.Error("no member was filled")
 	}
 	if revived == 0 && *runsFlag > 100 {
 		t.Error("no member that was damaged revived")
+	}
+	if (handed < 100 || late == 0) && *runsFlag > 100 {
+		t.Error("too few ChainHeads have handed their ranges over")
 	}
 }

@@ -19,15 +19,26 @@ func (s *sim) tryToRevive(n *node) {
 	n.r.Revive()
 }
 
-// watchHalted halts the range if its only member is damaged, and has it go on when that has revived: it has seen then
-// that it was no member.
+// watchHalted halts the range if its only member is damaged, or lacks data, and has it go on when that has revived or
+// suffices: it has seen then that it was no member.
 func (s *sim) watchHalted() {
-	only := s.nodes[s.chain[0]]
-	if len(s.chain) > 1 || only.r.damaged == s.halted || only.dead || only.failed {
+	id := s.chain[0]
+	only := s.nodes[id]
+	seen := only.r.role.Epoch == s.epoch
+	lacks := seen && only.r.Lacks(s.since[id])
+	switch {
+	case len(s.chain) > 1 || only.dead || only.failed:
 		return
-	}
-	if s.halted = only.r.damaged; !s.halted {
+	case !s.halted && (only.r.damaged || lacks):
+		s.halted = true
+		if lacks {
+			s.trace("node %d lacks data, alone", id)
+		}
+	case s.halted && !only.r.damaged && (!only.r.Lacks(s.since[id]) || seen && only.r.Sufficient()):
+		s.halted = false
 		only.heard = s.now
+	default:
+		return
 	}
 	s.filling = -1
 	s.newEpoch()

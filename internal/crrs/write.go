@@ -45,7 +45,7 @@ func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64
 // it wait until it is decided: otherwise its condition would be judged by another value than the one before it in the
 // order of versions.
 func (r *Replica) startQueued(out *Actions) {
-	if !r.mayOrder() {
+	if !r.mayOrder() || r.Yields() {
 		return
 	}
 	for n := r.queued.N; n > 0; n-- { // always all of them, so that they keep their order

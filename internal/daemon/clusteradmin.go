@@ -467,13 +467,17 @@ func describeView(a *admin.Cluster, v *cluster.Map) {
 	for _, chain := range v.Chains {
 		state, _ := rangeState(chain, v.Replicas)
 		count[state]++
-		for _, m := range chain {
+		for i, m := range chain {
 			p, node := &a.Partitions[parts[m.Partition]], &a.Nodes[nodes[v.Partitions[m.Partition].Node]]
 			switch m.State {
 			case view.Serving, view.Leaving:
 				p.Replicas++
 				node.Replicas++
 				all++
+				if i == 0 {
+					p.Led++
+					node.Led++
+				}
 			case view.Filling:
 				p.Filling++
 				node.Filling++

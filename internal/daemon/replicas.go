@@ -32,6 +32,10 @@ const closeReplicasTimeout = 200 * time.Millisecond
 // manager hears it. A node that has failed is given up after 1.3 leases.
 const patienceLeases = 2
 
+// yieldLeases is for how many leases a chain must have been as it is before another member becomes its ChainHead, so
+// that each node leads its share: nothing else is going on then.
+const yieldLeases = 5
+
 // silentAfter is how long a drive may complete nothing although it has requests. The longest that a sound one needs for
 // anything is a second or two, and by default clients wait for 10 s.
 const silentAfter = 7 * time.Second
@@ -109,8 +113,8 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
 		Patience: patienceLeases * time.Duration(r.cfg.Lease),
 		Drive:    p.Drive().Stats(), SilentAfter: silentAfter, AnswerWithin: answerWithin,
-		LockKeys: r.cfg.LockKeys,
-		Full:     p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
+		YieldAfter: yieldLeases * time.Duration(r.cfg.Lease), LockKeys: r.cfg.LockKeys,
+		Full: p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
 		Log: r.limited})
 	if err != nil {
 		return err

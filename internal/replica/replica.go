@@ -203,6 +203,15 @@ func (r *Replica) Extend(until int64) { r.port.Replica().Extend(until) }
 // Withdraw ends the authority, before a view takes the range from the replica.
 func (r *Replica) Withdraw() { r.port.Replica().Withdraw() }
 
+// Yield, Yields and Yielded are those of crrs.Replica. Turn takes a Yield into account.
+func (r *Replica) Yield(until int64) { r.port.Replica().Yield(until) }
+
+// Yields reports whether writes that have not begun are held back.
+func (r *Replica) Yields() bool { return r.port.Replica().Yields() }
+
+// Yielded reports whether they are, and no other ones are under way.
+func (r *Replica) Yielded() bool { return r.port.Replica().Yielded() }
+
 // SetFull says whether the partition is nearly full: then the ChainHead refuses Puts of clients. A replica behind it
 // takes all that have begun, so that its partition needs some room then. tooFull: there is room for them alone, and
 // none for copies while the replica is filled.
@@ -229,6 +238,9 @@ func (r *Replica) Complete() bool { return r.port.Replica().Complete() }
 // Lacks reports whether the replica does not have the data of its membership since that epoch, although a view said
 // that it served.
 func (r *Replica) Lacks(since uint64) bool { return r.port.Replica().Lacks(since) }
+
+// Sufficient reports whether it has all the same what was acknowledged, and can serve alone: see crrs.Replica.
+func (r *Replica) Sufficient() bool { return r.port.Replica().Sufficient() }
 
 // Damaged reports that the store has failed: the replica does nothing until that works again.
 func (r *Replica) Damaged() bool { return r.damaged }

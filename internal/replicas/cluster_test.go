@@ -125,6 +125,8 @@ type setup struct {
 	silentAfter, answerWithin time.Duration
 	// onNode is the node of each partition; nil: each has one of its own.
 	onNode []int
+	// yieldAfter is also that of Config.
+	yieldAfter time.Duration
 }
 
 func (s setup) rig(t testing.TB) *rig {
@@ -203,7 +205,8 @@ func (g *rig) newNode(s setup, id int, size int64) *node {
 		},
 		Repair:      func(how crrs.RepairOutcome) { g.repairs[how].Add(1) },
 		MemoryBytes: 1 << 20, Env: turn.Real, Patience: cmp.Or(s.patience, testPatience),
-		DropAfter: s.dropAfter, Drive: d.Stats(), SilentAfter: s.silentAfter, AnswerWithin: s.answerWithin})
+		DropAfter: s.dropAfter, Drive: d.Stats(), SilentAfter: s.silentAfter, AnswerWithin: s.answerWithin,
+		YieldAfter: s.yieldAfter})
 	must(g.t, err)
 	opened.Store(true)
 	for range s.nodes {
@@ -485,7 +488,7 @@ func TestCloseTellsNoWriteThatItWasNotDone(t *testing.T) {
 
 // TestHistoriesOfNodesAreLinearizable: clients write and read while nodes are lost and come back.
 func TestHistoriesOfNodesAreLinearizable(t *testing.T) {
-	g := newRig(t, 4, 3)
+	g := setup{nodes: 4, copies: 3, ranges: testRanges, yieldAfter: 20 * time.Millisecond}.rig(t)
 	g.full(20 * time.Second)
 	const clients, keys = 8, 12
 	var (

@@ -48,9 +48,15 @@ func (g *rig) setLacks(lacks *[2]int) {
 // putSoon puts a value at the ChainHead, whichever that is, and fails if it is not acknowledged.
 func (g *rig) putSoon(key, value string, seq uint64) {
 	g.t.Helper()
+	g.putSoonAs(7, key, value, seq)
+}
+
+// putSoonAs is putSoon of a client with that number.
+func (g *rig) putSoonAs(client uint64, key, value string, seq uint64) {
+	g.t.Helper()
 	h := newHost()
 	h.put(key, value)
-	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: 7, Seq: seq}
+	h.KeepSeconds, h.ID = 600, kvstore.Identity{Client: client, Seq: seq}
 	limit := time.Now().Add(patient)
 	end := time.After(patient)
 	for {
@@ -75,6 +81,9 @@ func (g *rig) putSoon(key, value string, seq uint64) {
 				return
 			}
 			h.ID.Retry = h.ID.Retry || h.Status.Code() == nvme.CommandInterrupted
+			if h.Status.Code() == nvme.KVIndeterminate { // the key has had too many writes since
+				h.ID.Seq, h.ID.Retry = h.ID.Seq+1<<40, false
+			}
 		}
 		time.Sleep(time.Millisecond)
 	}

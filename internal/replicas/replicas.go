@@ -98,6 +98,9 @@ type Config struct {
 	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
 	// 0: DefaultDropAfter.
 	DropAfter time.Duration
+	// YieldAfter is how long a chain must have been as it is before its ChainHead changes to spread the writes: see
+	// yield.go. It is some leases. 0: never.
+	YieldAfter time.Duration
 	// LockKeys is crrs.Config's.
 	LockKeys bool
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
@@ -211,6 +214,7 @@ type Replicas struct {
 	cuts                               cuts
 	silence                            silence
 	drops                              drops
+	yields                             yields
 	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
 	reports []kvstore.Damage
 	losses  replica.Losses
@@ -238,8 +242,14 @@ type member struct {
 	resigned uint64
 	// before and behind are the neighbours in the newest view.
 	before, behind neighbour
-	// complete and damaged are what was reported.
-	complete, damaged bool
+	// complete, sufficient and damaged are what was reported.
+	complete, sufficient, damaged bool
+	// version is that of the chain in the active view, since steadyNS. yielding: the member yieldTo is to lead it;
+	// yielded: no write is under way any more, which was reported or is about to be.
+	version           uint32
+	steadyNS          int64
+	yielding, yielded bool
+	yieldTo           view.PartitionID
 	// repairsQuietNS is until when no other line is logged about what cannot be repaired.
 	repairsQuietNS int64
 }
@@ -403,6 +413,7 @@ func (g *Replicas) turn() {
 	g.lookForCuts()
 	g.lookForSilence()
 	g.lookForOverdue()
+	g.lookForYields()
 	g.touchDue()
 	g.takeDamages()
 	g.repairLosses()
@@ -496,7 +507,11 @@ func (g *Replicas) finish() {
 		g.touched = g.touched[:n]
 		m.touched = false
 		m.r.Turn(&g.acts)
+		changed = m.yielding && g.tendYield(m) || changed
 		g.carryOut(m)
+		if s := m.r.Sufficient(); s != m.sufficient {
+			m.sufficient, changed = s, true
+		}
 		if c, d := m.r.Complete(), m.r.Damaged(); c != m.complete || d != m.damaged {
 			failed := m.damaged
 			m.complete, m.damaged, changed = c, d, true
@@ -520,7 +535,7 @@ func (g *Replicas) finish() {
 		next = g.due[0].dueNS
 	}
 	for _, at := range [...]int64{dropNS, g.losses.NextNS(), g.tellRepaired(), g.nextLookNS(),
-		g.nextOverdueNS()} {
+		g.nextOverdueNS(), g.yields.nextNS} {
 		if at != 0 && (next == 0 || at < next) {
 			next = at
 		}

@@ -56,8 +56,13 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 			m.r.Withdraw()
 		}
 		if adopt {
+			g.seeVersion(m)
 			g.adopt(m, at)
 		}
+		g.foresee(m)
+	}
+	if adopt && g.cfg.YieldAfter > 0 && g.yields.nextNS == 0 {
+		g.yields.nextNS = g.clock + g.yieldNS()
 	}
 	g.makeReport()
 	g.finish()
@@ -204,7 +209,7 @@ func (g *Replicas) makeReport() {
 			if e.Partition == g.self {
 				if l := g.localState(number, e); l != view.Silent {
 					report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number,
-						Report: view.Report{Local: l, Epoch: g.newest.Epoch}})
+						Report: view.Report{Local: l, Epoch: g.newest.Epoch, Yield: g.yieldOf(g.ranges[number])}})
 				}
 			}
 		}
@@ -236,7 +241,7 @@ func (g *Replicas) localState(number int, e view.Member) view.Local {
 		return view.Damaged // it must not be filled, or serve, until that is over
 	case m != nil && m.r.Damaged():
 		return view.Damaged // not Incomplete: it would be filled, take no writes, and the others would wait for it
-	case m != nil && m.r.Lacks(uint64(e.Since)):
+	case m != nil && m.r.Lacks(uint64(e.Since)) && !(e.State == view.LastCopy && m.r.Sufficient()):
 		return view.Incomplete // it has missed views, and is filled again
 	case was.Since != e.Since || was.Partition != e.Partition:
 		return view.Silent

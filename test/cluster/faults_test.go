@@ -44,6 +44,8 @@ type load struct {
 	acked   int
 	// unknown counts writes whose outcome no client knows.
 	unknown int
+	// longest is how long a write by a Store has taken at most, in nanoseconds.
+	longest atomic.Int64
 	// readOnly: nothing is written for now.
 	readOnly atomic.Bool
 }

@@ -47,6 +47,11 @@ func (l *load) runStore(s *store.Store) {
 		case err == nil:
 			o.End = now()
 			l.saw(k, o, begin)
+			for d := int64(time.Since(begin)); ; {
+				if was := l.longest.Load(); d <= was || l.longest.CompareAndSwap(was, d) {
+					break
+				}
+			}
 		case errors.Is(err, client.ErrIndeterminate):
 			l.saw(k, o, time.Time{})
 		case errors.Is(err, store.ErrUnavailable): // it was never done

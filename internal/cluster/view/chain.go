@@ -57,6 +57,17 @@ type Report struct {
 	// Epoch is that of the newest view in which the node has seen the partition as a member of the chain when it made
 	// the report. A report that is older than the member's Since is about an earlier membership.
 	Epoch Epoch
+	// Yield is what the member does as the ChainHead.
+	Yield Yield
+}
+
+// Yield says that a ChainHead begins no more writes, and that none is under way, so that another member can be
+// ChainHead. The zero value says that it does not.
+type Yield struct {
+	// Version is View.Versions of the range in the view by which it is the ChainHead.
+	Version uint32
+	// To is the member that is to be ChainHead.
+	To PartitionID
 }
 
 // Member is a partition in a chain.
@@ -185,6 +196,24 @@ func AcceptLoss(c Chain, candidates []PartitionID, report func(PartitionID) Repo
 		}
 	}
 	return c
+}
+
+// HandOver returns the chain in which the member to which the ChainHead yields is the first one. The others keep their
+// order. A chain of another version than that of the Yield stays as it is, and so does one of which not all members
+// serve.
+func HandOver(c Chain, y Yield, version uint32) Chain {
+	at := c.find(y.To)
+	if y.Version == 0 || y.Version != version || at <= 0 {
+		return c
+	}
+	for _, m := range c {
+		if m.State != Serving {
+			return c
+		}
+	}
+	out := make(Chain, 0, len(c))
+	out = append(append(out, c[at]), c[:at]...)
+	return append(out, c[at+1:]...)
 }
 
 // fresh returns a chain without data. A partition whose node is not alive is not in it: when the node is back it could

@@ -131,6 +131,9 @@ func (v *View) Next(reports Reports) (*View, bool) {
 			return reports.Range(p, r)
 		}
 		next.Chains[r] = Next(c, wanted[r], report, next.Epoch)
+		if len(c) > 1 && slices.Equal(c, next.Chains[r]) {
+			next.Chains[r] = HandOver(c, report(c[0].Partition).Yield, v.Versions[r])
+		}
 		if !slices.Equal(c, next.Chains[r]) {
 			next.Versions[r]++
 			changed = true

@@ -1,0 +1,123 @@
+package replicas_test
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"jbofd/internal/cluster/view"
+)
+
+// led counts the ranges that each node leads, and the chains that are full.
+func (g *rig) led() (led []int, full int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	led = make([]int, len(g.nodes))
+	for _, c := range g.view.Chains {
+		if c.Full() && len(c) == g.view.Replicas {
+			led[c[0].Partition]++
+			full++
+		}
+	}
+	return led, full
+}
+
+// spread reports whether all ranges are full, and each node leads as many as the others.
+func (g *rig) spread() bool {
+	led, full := g.led()
+	least, most := led[0], led[0]
+	for _, n := range led {
+		least, most = min(least, n), max(most, n)
+	}
+	return full == len(g.view.Chains) && most-least <= 1
+}
+
+// TestANodeThatWasAwayLeadsItsShareAgain, while keys are written, and nothing that was acknowledged is lost.
+func TestANodeThatWasAwayLeadsItsShareAgain(t *testing.T) {
+	g := setup{nodes: 3, copies: 3, ranges: testRanges, yieldAfter: 20 * time.Millisecond}.rig(t)
+	g.full(patient)
+	l := &ledger{g: g, have: map[string]string{}}
+	l.await("each node leads its share", g.spread)
+	for round := range 2 {
+		n := g.nodes[round]
+		n.setAlive(false)
+		l.await("the others go on", func() bool { return g.holds(n) == 0 || g.leads(n) == 0 })
+		n.setAlive(true)
+		for i := range g.nodes {
+			g.nodes[i].r.NodeReachable(fmt.Sprint("n", n.id))
+			n.r.NodeReachable(fmt.Sprint("n", i))
+		}
+		l.await("each node leads its share again", g.spread)
+		l.settled()
+	}
+}
+
+func (g *rig) leads(n *node) int {
+	led, _ := g.led()
+	return led[n.id]
+}
+
+// TestAnotherChainHeadCostsNoCopy: with clients that write all the time, ChainHeads change when a node is back, and no
+// member is filled because of that: those that had the data have it all the time.
+func TestAnotherChainHeadCostsNoCopy(t *testing.T) {
+	g := setup{nodes: 3, copies: 3, ranges: testRanges, yieldAfter: 2 * time.Second}.rig(t)
+	g.full(patient)
+	var load sync.WaitGroup
+	var over atomic.Bool
+	var longest, writes atomic.Int64
+	for c := range 6 {
+		load.Go(func() {
+			rng := rand.New(rand.NewPCG(rand.Uint64(), uint64(c)))
+			for seq := uint64(1); !over.Load(); seq++ {
+				begin := time.Now()
+				g.putSoonAs(uint64(c+10), fmt.Sprint("key", rng.IntN(40)), fmt.Sprint("value", seq), seq)
+				for d := int64(time.Since(begin)); ; {
+					if was := longest.Load(); d <= was || longest.CompareAndSwap(was, d) {
+						break
+					}
+				}
+				writes.Add(1)
+			}
+		})
+	}
+	n := g.nodes[0]
+	n.setAlive(false)
+	l := &ledger{g: g, have: map[string]string{}}
+	l.await("the others go on", func() bool { return g.holds(n) == 0 || g.leads(n) == 0 })
+	n.setAlive(true)
+	for i := range g.nodes {
+		g.nodes[i].r.NodeReachable(fmt.Sprint("n", n.id))
+		n.r.NodeReachable(fmt.Sprint("n", i))
+	}
+	g.full(patient)
+	if g.leads(n) == testRanges/3 {
+		t.Fatal("the node leads its share already")
+	}
+	before := g.memberships()
+	longest.Store(0)
+	was := writes.Load()
+	l.await("each node leads its share again", g.spread)
+	t.Logf("%d writes, the longest %v", writes.Load()-was, time.Duration(longest.Load()))
+	over.Store(true)
+	load.Wait()
+	if after := g.memberships(); !maps.Equal(before, after) {
+		t.Errorf("members were filled:\n%v\n%v", before, after)
+	}
+}
+
+// memberships returns since when each partition is a member of each range.
+func (g *rig) memberships() map[[2]int]view.Epoch {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := map[[2]int]view.Epoch{}
+	for r, c := range g.view.Chains {
+		for _, m := range c {
+			all[[2]int{r, int(m.Partition)}] = m.Since
+		}
+	}
+	return all
+}
