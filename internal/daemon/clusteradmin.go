@@ -362,6 +362,7 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 		s.ActiveEpoch = uint64(st.Active.Epoch)
 		s.AuthoritySeconds = float64(m.Authority()-member.Now()) / 1e9
 	}
+	s.StaleSeconds = c.stale().Seconds()
 	v, age := c.newestView()
 	if v == nil {
 		return s

@@ -23,6 +23,9 @@ type ClusterStats struct {
 	AuthoritySeconds float64
 	// ViewAgeSeconds is the time since the node has seen the newest view first.
 	ViewAgeSeconds float64
+	// StaleSeconds is for how long that view may be an old one, because the node serves nothing and hears neither of
+	// etcd nor of the manager; 0: it is not.
+	StaleSeconds float64
 	// Nodes are those of the newest view, NodesUp those that it admits.
 	Nodes, NodesUp int
 	// Ranges counts the ranges by RangeStates. UnderReplicated is how many have fewer complete copies than they should
@@ -100,7 +103,10 @@ var (
 	clusterAuthority = gauge("jbof_cluster_authority_seconds", "For how long the node may serve its ranges without "+
 		"hearing of the manager; 0: it may not.")
 	clusterViewAge = gauge("jbof_cluster_view_age_seconds", "Time since the node has seen the newest view first.")
-	clusterNodes   = gauge("jbof_cluster_nodes", "Nodes of the cluster in the newest view, by state: up, or away.",
+	clusterStale   = gauge("jbof_cluster_view_stale_seconds", "For how long the node has served nothing and heard "+
+		"neither of etcd nor of the manager, so that jbof_cluster_nodes, jbof_cluster_ranges and "+
+		"jbof_cluster_under_replicated_ranges may be those of before; 0: they are not.")
+	clusterNodes = gauge("jbof_cluster_nodes", "Nodes of the cluster in the newest view, by state: up, or away.",
 		"state")
 	clusterRanges = gauge("jbof_cluster_ranges", "Ranges of the cluster by state: full, filling, under_replicated "+
 		"(and nothing is being filled), halted (all copies are away), unassigned (of a new cluster).", "state")
@@ -138,7 +144,8 @@ var (
 
 // clusterMetrics returns the metric families of this file.
 func clusterMetrics() []metric {
-	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterNodes,
+	return []metric{clusterEpoch, clusterActive, clusterManager, clusterAuthority, clusterViewAge, clusterStale,
+		clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
 		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs,
 		clusterSilent, clusterFailing}
@@ -168,6 +175,7 @@ func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v floa
 	put(clusterManager, boolValue(s.Manager))
 	put(clusterAuthority, max(s.AuthoritySeconds, 0))
 	put(clusterViewAge, s.ViewAgeSeconds)
+	put(clusterStale, s.StaleSeconds)
 	put(clusterNodes, float64(s.NodesUp), "up")
 	put(clusterNodes, float64(s.Nodes-s.NodesUp), "away")
 	put(clusterUnder, float64(s.UnderReplicated))

@@ -82,8 +82,9 @@ var (
 
 	bufferBytes = gauge("jbof_buffer_pool_bytes", "Data buffers by state: used by commands, or free up to "+
 		"limits.buffers.", "state")
-	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Data buffers that have been used since the start, which "+
-		"is the memory that the process holds for them.")
+	bufferTaken = gauge("jbof_buffer_pool_resident_bytes", "Memory that was made accessible since the start for "+
+		"data buffers, and for those of jbof_buffer_arena_bytes: the process holds at most that for them, and less "+
+		"where nothing was written yet.")
 	bufferArena = gauge("jbof_buffer_arena_bytes", "Memory for the buffers of key-value stores and swap areas, beside "+
 		"jbof_buffer_pool_bytes.")
 	bufferWaits = counter("jbof_buffer_pool_waits_total", "Requests for data buffers that had to wait.")
