@@ -546,7 +546,9 @@ func (w *world) checkNode(n *node) {
 func (w *world) run(ns int64) {
 	end := w.sim.Now() + ns
 	for w.sim.Now() < end && !w.t.Failed() {
-		w.sim.Run(2*ms+w.rng.Int64N(6*ms), func() bool { return false })
+		step := 2*ms + w.rng.Int64N(6*ms)
+		w.sim.After(step, func() {}) // time passes also if no process is left
+		w.sim.Run(step, func() bool { return false })
 		w.write()
 		w.yield()
 		w.check()
