@@ -384,7 +384,7 @@ func (n *node) adopt(life *lab.Process) {
 			for r, c := range a.Chains {
 				m, e := memberOf(c, id), &store[r]
 				switch {
-				case m == nil || m.Since == e.since:
+				case m == nil || m.Since == e.since || memberOf(newest.Chains[r], id) == nil:
 				case m.State == view.Serving || m.State == view.Leaving: // a new chain
 					*e = copyOf{since: m.Since, complete: true}
 				case m.State == view.Filling:
