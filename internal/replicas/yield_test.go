@@ -4,12 +4,15 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/replicas"
 )
 
 // led counts the ranges that each node leads, and the chains that are full.
@@ -120,4 +123,48 @@ func (g *rig) memberships() map[[2]int]view.Epoch {
 		}
 	}
 	return all
+}
+
+// TestAMemberThatIsLeftWithAWriteSaysSo: a view has another ChainHead while a member has a write that this one does not
+// have. It reports that it lacks data as soon as it knows, so that writes go on without it.
+func TestAMemberThatIsLeftWithAWriteSaysSo(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(patient)
+	g.frozen.Store(true)
+	chain, h := g.chain([]byte("key")), newHost()
+	chain[2].alive.Store(false)
+	h.put("key", "value")
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	chain[0].r.Submit(&b)
+	await := func(what string, ok func() bool) {
+		t.Helper()
+		for end := time.Now().Add(patient); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not within %v: %s", patient, what)
+			}
+		}
+	}
+	await("the second member has the write", func() bool { return chain[1].r.Dirty() == 1 })
+	number := g.view.RangeOf(position([]byte("key")))
+	next, c := *g.view, g.view.Chains[g.view.RangeOf(position([]byte("key")))]
+	next.Epoch++
+	next.Chains, next.Versions = slices.Clone(next.Chains), slices.Clone(next.Versions)
+	next.Chains[number] = view.Chain{c[2], c[1]}
+	next.Versions[number]++
+	m := &cluster.Map{View: &next}
+	chain[1].r.SetState(m, m) // before it could send the write again
+	chain[2].alive.Store(true)
+	for _, n := range []*node{chain[2], chain[0]} {
+		n.r.SetState(m, m)
+	}
+	<-h.done
+	for _, n := range chain {
+		chain[1].r.NodeReachable(fmt.Sprint("n", n.id))
+		chain[2].r.NodeReachable(fmt.Sprint("n", n.id))
+	}
+	await("the member that is left with a write reports that", func() bool {
+		return g.Range(c[1].Partition, number).Local == view.Incomplete
+	})
 }
