@@ -84,6 +84,8 @@ type box struct {
 	memory bool
 	// second: it has another drive, with another partition.
 	second bool
+	// images has its drives, nil: they are in dir.
+	images *images
 }
 
 // boxes are the nodes of a cluster.
@@ -97,6 +99,8 @@ type layout struct {
 	ranges int
 	// memory: drives are in memory, not files. second: each node has two, with a partition each.
 	memory, second bool
+	// images: the drives can be made silent or slow.
+	images bool
 	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
 	hosts []string
 	at    []*namespace
@@ -141,6 +145,9 @@ func startBoxes(t testing.TB, l layout) boxes {
 			t.Fatal(err)
 		}
 		t.Cleanup(b.end)
+		if l.images {
+			b.images = newImages(t, b.dir, 256<<20, "ssd0.img", "ssd1.img")
+		}
 		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%[2]s:4420\"}\n", b.name, b.host)
 		all = append(all, b)
 	}
@@ -163,7 +170,11 @@ func startBoxes(t testing.TB, l layout) boxes {
 // configure writes the configuration.
 func (b *box) configure() {
 	b.t.Helper()
-	drive := fmt.Sprintf("path: %s/ssd0.img, size: 256MiB, create: true%s", b.dir, b.drive)
+	dir, engine := b.dir, "auto"
+	if b.images != nil { // with io_uring the kernel may block whoever submits, and with it the whole node
+		dir, engine = b.images.path, "threads"
+	}
+	drive := fmt.Sprintf("path: %s/ssd0.img, engine: %s, size: 256MiB, create: true%s", dir, engine, b.drive)
 	if b.memory {
 		drive = "backend: mem, size: 1GiB"
 	}

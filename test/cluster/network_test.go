@@ -32,8 +32,8 @@ func init() {
 	}
 }
 
-// inside runs the test again, in a process that has a network of its own, and returns false; there, it returns true.
-// Everything that is made in such a network is gone with the process. It skips where the kernel does not allow it.
+// inside runs the test again, in a process that has a network and mounts of its own, and returns false; there, it
+// returns true. Everything that is made there is gone with the process. It skips where the kernel does not allow it.
 func inside(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(insideEnv) != "" {
@@ -63,12 +63,12 @@ func inside(t *testing.T) bool {
 	return false
 }
 
-// runIsolated runs this program with its own users and network: nobody needs to be root for that.
+// runIsolated runs this program with users, network and mounts of its own: nobody needs to be root for that.
 func runIsolated(t *testing.T, args []string) ([]byte, error) {
 	cmd := exec.Command(os.Args[0], args...)
 	cmd.Env = append(os.Environ(), insideEnv+"=1", programEnv+"="+program, etcdproc.Environ+"="+etcdproc.Binary(t))
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		Pdeathsig: syscall.SIGKILL, Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 	}
