@@ -200,6 +200,10 @@ type StoreOp struct {
 	Expires, KeepUntil uint32
 	Retry, Conditional bool
 	Payer              uint32
+	// Last: no other member can read what a Get, or a write of which the store decides, depends on. What the store has
+	// in a segment that has lost keys counts if it is Sound, as if no other member served. Otherwise it does not count,
+	// because others are asked.
+	Last bool
 }
 
 // StoreStatus is the outcome of a StoreOp.

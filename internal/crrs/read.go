@@ -33,6 +33,10 @@ type read struct {
 	// failing: it is not known that the store has lost it.
 	failing bool
 	tried   uint8
+	// last: no other one can read it, and the store has been asked once more.
+	last bool
+	// early: the store was asked when nothing in a segment that has lost keys counted yet.
+	early bool
 }
 
 // Read takes a client's read.
@@ -66,8 +70,9 @@ func (r *Replica) mayRead() bool {
 
 func (r *Replica) fetch(i int32, out *Actions) {
 	q := r.reads.At(i)
-	q.state = readFetching
-	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: q.Tag, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer})
+	q.state, q.early = readFetching, !r.isOrderly()
+	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: q.Tag, Op: Get, Key: q.Key, Value: q.Value, Payer: q.Payer,
+		Last: q.last})
 }
 
 // ship asks another member, the ChainTail if the key is dirty.
@@ -83,7 +88,8 @@ func (r *Replica) shipTag(i int32) uint64 {
 	return uint64(r.reads.At(i).shipped)<<32 | uint64(uint32(i))
 }
 
-// shipNext asks the next one of the other members for a value that the store cannot read, or gives up.
+// shipNext asks the next one of the other members for a value that the store cannot read, then the store once more for
+// what was stored since the loss, or gives up.
 func (r *Replica) shipNext(i int32, out *Actions) {
 	q := r.reads.At(i)
 	if q.tried < r.role.NumOthers {
@@ -97,6 +103,12 @@ func (r *Replica) shipNext(i int32, out *Actions) {
 		st = Unavailable
 	case q.failing:
 		st = Failing
+	case q.early || !r.isOrderly():
+		st = Unavailable
+	case !q.last && r.role.NumOthers > 0:
+		q.last = true
+		r.fetch(i, out)
+		return
 	}
 	r.refuse(i, st, out)
 	r.freeRead(i)
@@ -170,7 +182,7 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 			return
 		}
 		r.answer(slot, true, out)
-	case r.isDirty(q.Key) && q.from != NoPeer:
+	case r.isDirty(q.Key) && (q.from != NoPeer || q.last):
 		r.refuse(slot, Unavailable, out)
 		r.freeRead(slot)
 	case r.isDirty(q.Key):

@@ -163,17 +163,6 @@ func (r *Replica) MayRepair() bool {
 // repairing reports whether there is a repair under way, or to be begun.
 func (r *Replica) repairing() bool { return r.repair.state != repairIdle || r.repair.queued > 0 }
 
-// Sound is the version above which what the store knows in a segment that has lost keys is no older than what was lost.
-// While others serve it is the greatest there is, because they are asked. A member that is left alone trusts what it
-// has been given since: that has greater versions than all before. One that was always alone has nothing but what is
-// known.
-func (r *Replica) Sound() uint64 {
-	if r.role.NumOthers > 0 {
-		return math.MaxUint64
-	}
-	return r.soundAbove
-}
-
 // Ended reports whether all writes with a version up to a bound have ended, and what was asked for in an epoch is of no
 // use any more otherwise.
 func (r *Replica) Ended(op *RangeOp, bound uint64) bool {
@@ -317,6 +306,7 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 	}
 	p.state, p.next = repairAtStore, repairAsked
 	p.To, p.Last = m.Part.To, m.Part.Last
+	r.noteCopy(&p.Part)
 	out.Ranges = append(out.Ranges, RangeOp{Kind: CopyIn, Part: p.Part, Data: m.Value, Mem: m.Mem, asker: NoPeer,
 		tag: p.tag(), epoch: r.role.Epoch, askedNS: p.askedNS})
 }

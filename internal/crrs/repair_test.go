@@ -18,7 +18,7 @@ func newMiddle(out *Actions) *Replica {
 	return r
 }
 
-// TestAReadThatTheStoreCannotDoIsAnsweredByOthers, one after the other. Only if none can read it the client is told.
+// TestAReadThatTheStoreCannotDoIsAnsweredByOthers, one after the other.
 func TestAReadThatTheStoreCannotDoIsAnsweredByOthers(t *testing.T) {
 	for _, c := range []struct {
 		answers []Status
@@ -29,7 +29,6 @@ func TestAReadThatTheStoreCannotDoIsAnsweredByOthers(t *testing.T) {
 		{[]Status{WrongView}, WrongView},
 		{[]Status{Unreadable, OK}, OK},
 		{[]Status{Unavailable, OK}, OK},
-		{[]Status{Unreadable, Unreadable}, Unreadable},
 		{[]Status{Unavailable, Unreadable}, Unavailable},
 		{[]Status{Unreadable, Unavailable}, Unavailable},
 	} {

@@ -45,8 +45,11 @@ type Replica struct {
 	tooFull bool
 	// missed: there was no slot for a Forward.
 	missed bool
-	// soundAbove is what Sound returns while no other member serves.
-	soundAbove uint64
+	// soundAbove is the least that Sound returns, and copied what it is at least in each of 1<<soundBits parts of the
+	// range; nil: no repair has copied anything.
+	// They are of the membership soundSince.
+	soundAbove, soundSince uint64
+	copied                 []uint64
 	// yieldNS: writes that have not begun are held back until then: see yield.go. 0: they are not.
 	yieldNS int64
 
@@ -91,6 +94,8 @@ type write struct {
 	// waitedNS is since when the write has waited for a repair, at first; 0: it has not. tries counts how often.
 	waitedNS int64
 	tries    uint8
+	// last: no other member has what it depends on, and it is judged by what the store here knows.
+	last bool
 	// held are reads that wait for the write to be committed, because they have its value.
 	held list.List
 	// next is the next write in a chain of dirty.
@@ -204,9 +209,6 @@ func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
 	wasHead := was.Member && was.head()
 	pending := r.takePending()
 	r.role = role
-	if !stayed || role.NumOthers > 0 {
-		r.soundAbove = 0
-	}
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
 	r.missed = false // a Sync follows, or this is the ChainHead, which misses none
 	r.base, r.clock, r.toldClock = 0, 0, 0
@@ -229,6 +231,7 @@ func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
 	r.askAgain()
 	r.unordered = pending
 	if !role.head() {
+		r.adoptSound(was, stayed)
 		r.send(role.Predecessor, Message{Kind: Sync}, out)
 		return
 	}
@@ -237,9 +240,7 @@ func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
 	}
 	r.version = max(r.version, 1)
 	r.base = r.version
-	if stayed && was.NumOthers > 0 && role.NumOthers == 0 {
-		r.soundAbove = r.base
-	}
+	r.adoptSound(was, stayed)
 	for n := r.unordered.N; n > 0; n-- {
 		switch i := r.writes.Links.Pop(&r.unordered); {
 		case r.writes.At(i).deciding:

@@ -26,9 +26,9 @@ var (
 // with an empty one. They are paused for any time and go on; stores take any time and work in any order; messages take
 // any time and overtake each other, and those of a pass come twice; links are cut in one direction or both, which loses
 // what is under way, and mended; nodes adopt views late; all processes end at once, and one of the stores goes on
-// alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails
-// now and then, also that of the only member, and works again. Otherwise one member survives. Whoever has gone and is
-// back is filled (simfill_test.go).
+// alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails now and then, also that of the only
+// member, and works again. In a quarter of the histories segments of stores are lost (simlossy_test.go). Otherwise one
+// member survives. Whoever has gone and is back is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 1000 * ms
@@ -81,7 +81,8 @@ type node struct {
 	failed  bool // its store has failed for good
 	ops     int  // that its store has
 	heard   int64
-	fresh   bool // the process is a new one, and was a member when it began
+	lossy
+	fresh bool // the process is a new one, and was a member when it began
 }
 
 type pair struct{ from, to int }
@@ -128,6 +129,7 @@ type sim struct {
 	// halted: the only member is damaged. revived counts those that went on without a new process.
 	halted  bool
 	revived int
+	simLossy
 	// handed counts the views with another ChainHead that has not been lost, late those that came when it had writes.
 	handed, late int
 }
@@ -202,7 +204,8 @@ func (s *sim) carryOut(n *node, out *Actions) {
 		if n.slow && s.rng.IntN(4) == 0 {
 			d = s.upTo(300 * ms)
 		}
-		s.later(n, d, func() { s.runStore(n, op) })
+		sound := s.sound(n, &op)
+		s.later(n, d, func() { s.runStore(n, op, sound) })
 	}
 	for _, op := range out.Ranges {
 		s.later(n, s.rangeTime(), func() { s.runRange(n, op) })
@@ -259,23 +262,29 @@ func (s *sim) deliver(n *node, m Send) {
 }
 
 // runStore does an operation of a node's store.
-func (s *sim) runStore(n *node, op StoreOp) {
+func (s *sim) runStore(n *node, op StoreOp, sound uint64) {
 	if op.Op == Get {
 		o := &n.store[op.Key.Bytes[0]]
 		st, version := Done, o.version
 		if o.deleted || version == 0 {
 			st = Absent
 		}
+		if n.unsound(op.Key.Bytes[0], sound) {
+			st = StoreUnreadable
+		}
 		binary.LittleEndian.PutUint64(op.Value, o.value)
 		s.later(n, s.upTo(ms), func() {
 			s.turn(n, func(out *Actions) {
 				n.ops--
+				if st == StoreUnreadable {
+					n.r.Repair(position(int(op.Key.Bytes[0])), out)
+				}
 				s.reading(n, func() { n.r.Fetched(op.Slot, st, version, len(op.Value), 0, out) })
 			})
 		})
 		return
 	}
-	st, version := s.storeWrite(n, op)
+	st, version := s.storeWrite(n, op, sound)
 	s.later(n, s.upTo(ms), func() {
 		s.turn(n, func(out *Actions) {
 			n.ops--
@@ -285,7 +294,7 @@ func (s *sim) runStore(n *node, op StoreOp) {
 }
 
 // storeWrite does a write of a node's store, and returns its outcome.
-func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
+func (s *sim) storeWrite(n *node, op StoreOp, sound uint64) (st StoreStatus, version uint64) {
 	k := op.Key.Bytes[0]
 	o := &n.store[k]
 	st, version = Done, op.Version
@@ -296,6 +305,8 @@ func (s *sim) storeWrite(n *node, op StoreOp) (st StoreStatus, version uint64) {
 		return st, version
 	case op.Retry && known && (s.fault != lostIdentity || v > n.r.base):
 		st, version = Repeated, v
+	case (op.Conditional || op.Retry) && n.unsound(k, sound), op.Retry && n.gone[segmentOf(int(k))]:
+		st = Unjudged
 	case op.Conditional && s.expected[op.ID.Seq] != s.valueOf(n, op.Key):
 		st = Declined
 		s.judgedBy[op.ID.Seq] = s.valueOf(n, op.Key)
@@ -401,6 +412,12 @@ func (s *sim) sendView(n *node) {
 			role.Successor = Peer(s.filling)
 		}
 	}
+	for i := len(s.chain) - 1; i >= 0 && role.Member; i-- {
+		if id := s.chain[i]; id != n.id {
+			role.Others[role.NumOthers] = Peer(id)
+			role.NumOthers++
+		}
+	}
 	if s.cut[pair{manager, n.id}] {
 		return
 	}
@@ -416,53 +433,6 @@ func (s *sim) sendView(n *node) {
 }
 
 const manager = -1
-
-// disturb does something bad, and ends it later.
-func (s *sim) disturb() {
-	if s.calm {
-		return
-	}
-	s.after(s.upTo(400*ms), s.disturb)
-	n := s.nodes[s.rng.IntN(len(s.nodes))]
-	other := s.rng.IntN(len(s.nodes)+1) - 1
-	s.endConnections(n, other)
-	n.r.SetFull(s.rng.IntN(3) == 0, s.rng.IntN(6) == 0)
-	switch s.rng.IntN(9) {
-	case 8:
-		s.outage()
-	case 0:
-		if s.rng.IntN(2) == 0 {
-			s.kill(n)
-		}
-	case 1, 2:
-		s.trace("node %d is paused", n.id)
-		n.paused = true
-		s.after(s.duration(), func() { s.resume(n) })
-	case 3:
-		n.slow = !n.slow
-	default:
-		if other == n.id {
-			return
-		}
-		links := []pair{{n.id, other}, {other, n.id}}
-		if s.rng.IntN(2) == 0 {
-			links = links[:1]
-		}
-		for _, l := range links {
-			s.cut[l] = true
-		}
-		s.trace("cut %v", links)
-		s.after(s.duration(), func() { s.mend(n.id, other, links) })
-	}
-}
-
-// duration is short, or longer than every lease.
-func (s *sim) duration() int64 {
-	if s.rng.IntN(2) == 0 {
-		return s.upTo(100 * ms)
-	}
-	return s.upTo(3 * lease)
-}
 
 // run runs one history and checks it.
 func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
@@ -488,6 +458,12 @@ func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 	}
 	s.watch()
 	s.after(s.upTo(lease), s.disturb)
+	if s.loses = nth%4 == 2; s.loses {
+		s.after(s.upTo(lease), s.damage)
+		for _, n := range s.nodes {
+			s.lookForLosses(n)
+		}
+	}
 	for range s.clients() {
 		s.after(s.upTo(ms), s.client)
 	}
@@ -495,6 +471,9 @@ func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 	s.until(end * lease)
 	// In the end everything works, and every operation ends.
 	s.calm = true
+	if s.loses {
+		s.heal()
+	}
 	s.acked = 0
 	for _, n := range s.nodes {
 		n.slow = false
@@ -569,16 +548,18 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	fills, revived, ops, handed, late := 0, 0, 0, 0, 0
+	fills, revived, ops, handed, late, lost, readAnew, healed := 0, 0, 0, 0, 0, 0, 0, 0
 	for i := range *runsFlag {
 		s := run(t, seed, *nthFlag+i, false, sound)
 		fills, revived, handed, late = fills+s.fills, revived+s.revived, handed+s.handed, late+s.late
+		lost, readAnew, healed = lost+s.lostSegments, readAnew+s.readAnew, healed+s.healed
 		for k := range s.ops {
 			ops += len(s.ops[k])
 		}
 	}
 	t.Logf("%d members were filled, %d revived, %d ChainHeads handed over, %d of them too late, %d operations checked",
 		fills, revived, handed, late, ops)
+	t.Logf("%d segments were lost, %d nobody had, and %d reads were of what was stored since", lost, healed, readAnew)
 	if fills == 0 && *runsFlag > 10 {
 		t.Error("no member was filled")
 	}
@@ -587,5 +568,8 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	}
 	if (handed < 100 || late == 0) && *runsFlag > 100 {
 		t.Error("too few ChainHeads have handed their ranges over")
+	}
+	if (healed == 0 || readAnew == 0) && *runsFlag > 100 {
+		t.Error("no key was stored and read that all had lost")
 	}
 }

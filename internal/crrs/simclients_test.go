@@ -53,18 +53,25 @@ func (s *sim) anyKey() (k Key) {
 }
 
 func (s *sim) write() {
-	s.values++
-	w := Write{Op: Put, Key: s.anyKey(), ID: Identity{1, s.values}, Conditional: s.rng.IntN(5) == 0,
-		Value: binary.LittleEndian.AppendUint64(nil, s.values), KeepUntil: 1, Expires: uint32(s.rng.IntN(2))}
+	w, o := s.newWrite(s.anyKey())
+	w.Conditional, w.Expires = s.rng.IntN(5) == 0, uint32(s.rng.IntN(2))
 	if s.rng.IntN(5) == 0 {
 		w.Op = Delete
 	}
 	if w.Conditional {
 		s.expected[s.values] = s.seen[w.Key.Bytes[0]]
 	}
-	o := linear.Operation{Write: true, Value: s.values, Begin: s.now, End: math.MaxInt64}
 	s.open++
+	s.writing++
 	s.try(w, o, 0)
+}
+
+// newWrite is a Put of another value than all before.
+func (s *sim) newWrite(k Key) (Write, linear.Operation) {
+	s.values++
+	return Write{Op: Put, Key: k, Position: position(int(k.Bytes[0])), ID: Identity{1, s.values}, KeepUntil: 1,
+			Value: binary.LittleEndian.AppendUint64(nil, s.values)},
+		linear.Operation{Write: true, Value: s.values, Begin: s.now, End: math.MaxInt64}
 }
 
 // try sends a write to the head of the chain, as far as the client knows, until it knows its outcome or gives up.
@@ -96,7 +103,12 @@ func (s *sim) try(w Write, o linear.Operation, tries int) {
 			if w.Retry {
 				break
 			}
+			s.writing--
 			s.end(nil, 0) // it never happened
+			return
+		case r.Status == Unreadable && !w.Retry:
+			s.writing--
+			s.end(nil, 0)
 			return
 		case r.Status == Unknown && again && s.rng.IntN(4) > 0:
 			w.Retry = true
@@ -106,6 +118,7 @@ func (s *sim) try(w Write, o linear.Operation, tries int) {
 			s.after(s.upTo(50*ms), func() { s.try(w, o, tries+1) })
 			return
 		}
+		s.writing--
 		s.end(&o, w.Key.Bytes[0])
 	})
 }
@@ -137,6 +150,9 @@ func (s *sim) tryRead(k Key, begin int64) {
 			if r.Version == 0 {
 				o.Value = s.expired[k.Bytes[0]]
 			}
+		case Unreadable:
+			s.end(nil, 0)
+			return
 		default:
 			s.after(s.upTo(20*ms), func() { s.tryRead(k, begin) })
 			return

@@ -1,6 +1,6 @@
 package crrs
 
-// Stores that have failed and work again, in the simulated chain.
+// What goes wrong in the simulated chain, and stores that have failed and work again.
 
 // bad reports whether a node cannot hold a member.
 func (n *node) bad() bool { return n.failed || n.r.damaged }
@@ -49,7 +49,7 @@ func (s *sim) watchHalted() {
 func (s *sim) outage() {
 	var back []*node
 	for _, id := range s.chain {
-		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !s.leaving[id] {
+		if n := s.nodes[id]; !s.halted && !n.dead && !n.bad() && !s.leaving[id] && n.mayGoOn() {
 			back = append(back, n)
 		}
 	}
@@ -76,4 +76,51 @@ func (s *sim) outage() {
 		}
 	}
 	s.newEpoch()
+}
+
+// disturb does something bad, and ends it later.
+func (s *sim) disturb() {
+	if s.calm {
+		return
+	}
+	s.after(s.upTo(400*ms), s.disturb)
+	n := s.nodes[s.rng.IntN(len(s.nodes))]
+	other := s.rng.IntN(len(s.nodes)+1) - 1
+	s.endConnections(n, other)
+	n.r.SetFull(s.rng.IntN(3) == 0, s.rng.IntN(6) == 0)
+	switch s.rng.IntN(9) {
+	case 8:
+		s.outage()
+	case 0:
+		if s.rng.IntN(2) == 0 {
+			s.kill(n)
+		}
+	case 1, 2:
+		s.trace("node %d is paused", n.id)
+		n.paused = true
+		s.after(s.duration(), func() { s.resume(n) })
+	case 3:
+		n.slow = !n.slow
+	default:
+		if other == n.id {
+			return
+		}
+		links := []pair{{n.id, other}, {other, n.id}}
+		if s.rng.IntN(2) == 0 {
+			links = links[:1]
+		}
+		for _, l := range links {
+			s.cut[l] = true
+		}
+		s.trace("cut %v", links)
+		s.after(s.duration(), func() { s.mend(n.id, other, links) })
+	}
+}
+
+// duration is short, or longer than every lease.
+func (s *sim) duration() int64 {
+	if s.rng.IntN(2) == 0 {
+		return s.upTo(100 * ms)
+	}
+	return s.upTo(3 * lease)
 }

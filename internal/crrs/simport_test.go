@@ -259,7 +259,7 @@ func (s *sim) storeAtOnce(n *node, out *Actions) {
 		if op := out.Stores[i]; op.Op != Get && s.rng.IntN(4) == 0 {
 			out.Stores = slices.Delete(out.Stores, i, i+1)
 			i--
-			st, version := s.storeWrite(n, op)
+			st, version := s.storeWrite(n, op, s.sound(n, &op))
 			n.r.Stored(op.Slot, st, version, out)
 		}
 	}

@@ -7,8 +7,8 @@ import "jbofd/internal/list"
 // The store cannot decide on a conditional write, or on the repetition of one, where it has lost what the key has. Such
 // a write waits for the repair, without a version or a place in the order: so others go on, also those of its key,
 // which may be done in any order because none of them was answered. The store is not asked again before the repair has
-// ended, for each time it would write the value. When it is known that no other member has what was lost, the client is
-// told.
+// ended, for each time it would write the value. When it is known that no other member has what was lost, the store is
+// asked whether the key was stored since (sound.go). If not, the client is told.
 //
 // What waits is a small part of what may be under way. What is beyond that ends as Unavailable, and so does what has
 // waited for too long: nothing was done then.
@@ -38,7 +38,8 @@ func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
 	case !w.Conditional || w.Retry:
 		return false
 	case r.now < h.untilNS && w.Position >= h.first && w.Position <= h.last:
-		r.end(i, Unreadable, out)
+		w.last = true
+		return false
 	case p.state != repairIdle && !p.stale && p.token != 0 && p.covers(w.Position):
 		r.awaitRepair(i, out)
 	default:
@@ -55,7 +56,7 @@ func (r *Replica) awaitRepair(i int32, out *Actions) {
 	}
 	bytes := t.unjudgedBytes + len(w.Value)
 	switch {
-	case r.role.NumOthers == 0:
+	case r.role.NumOthers == 0, w.last:
 		r.end(i, Unreadable, out)
 	case r.unjudged.N >= max(1, len(r.ring)/unjudgedShare), t.unjudgedBytes > 0 && bytes > maxUnjudgedBytes,
 		w.tries >= unjudgedTries, r.now-w.waitedNS >= unjudgedNS:
@@ -90,7 +91,8 @@ func (r *Replica) judge(how RepairOutcome, out *Actions) {
 			r.writes.Links.Push(&kept, i)
 			r.tables.unjudgedBytes += len(w.Value)
 		case how == RepairNoSource && p.token != 0:
-			r.end(i, Unreadable, out)
+			w.last = true
+			r.writes.Links.Push(&r.queued, i)
 		default:
 			r.writes.Links.Push(&r.queued, i)
 		}
@@ -102,6 +104,11 @@ func (r *Replica) judge(how RepairOutcome, out *Actions) {
 // judgeAll lets all be judged again, because there is another view.
 func (r *Replica) judgeAll() {
 	r.hopeless = hopeless{}
+	for i := range r.writes.End() {
+		if r.writes.Has(i) {
+			r.writes.At(i).last = false
+		}
+	}
 	for r.unjudged.N > 0 {
 		i := r.popUnjudged()
 		r.writes.Links.Push(&r.queued, i)

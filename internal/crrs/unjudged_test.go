@@ -14,8 +14,13 @@ type unjudgedRig struct {
 	replies map[uint64]Status
 	// whole: the loss is settled. answer is how the member behind answers a Fetch: a Batch if Done, or that it has lost
 	// the same.
+	// known: the store has the keys all the same, as far as that counts.
 	whole  bool
+	known  bool
 	answer StoreStatus
+	// value: what is lost is a value, and not a segment. settle is how the store answers a Settle.
+	value  bool
+	settle StoreStatus
 	fetch  int
 }
 
@@ -46,7 +51,7 @@ func (d *unjudgedRig) turn() {
 		for _, s := range o.Stores {
 			d.stored[s.Tag]++
 			st := Done
-			if (s.Conditional || s.Retry) && !d.whole {
+			if (s.Conditional || s.Retry) && !d.whole && !(s.Last && d.known) {
 				st = Unjudged
 			}
 			d.r.Stored(s.Slot, st, s.Version, &d.out)
@@ -55,6 +60,9 @@ func (d *unjudgedRig) turn() {
 			st := Done
 			switch {
 			case op.Kind != Settle:
+			case d.settle != Done:
+				st = d.settle
+			case op.Clock == 0 && d.value:
 			case op.Clock == 0:
 				op.Clock, op.Width = 7, 6
 			default:
@@ -176,8 +184,8 @@ func TestAWriteIsJudgedWhenTheLossIsRepaired(t *testing.T) {
 	}
 }
 
-// TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout, and so are those that come behind it, without a write of their
-// values. When there is somebody who has it, in another view, it is judged again.
+// TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout, when the store has said that it does not know either, and so are
+// those that come behind it. When there is somebody who has it, in another view, it is judged again.
 func TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout(t *testing.T) {
 	d := newUnjudgedRig(t)
 	d.answer = StoreUnreadable
@@ -187,8 +195,13 @@ func TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout(t *testing.T) {
 			t.Errorf("write %d: %v", tag, d.replies)
 		}
 	}
-	if len(d.stored) != 1 || d.fetch != 1 {
-		t.Errorf("values of %d writes were written, and %d Fetches asked", len(d.stored), d.fetch)
+	for tag, n := range d.stored {
+		if want := map[bool]int{true: 2, false: 1}[tag == 0]; n != want {
+			t.Errorf("the value of write %d was written %d times, want %d", tag, n, want)
+		}
+	}
+	if d.fetch != 1 {
+		t.Errorf("%d Fetches asked", d.fetch)
 	}
 	d.left()
 	// Later it is looked whether somebody has it.
@@ -239,5 +252,61 @@ func TestWhatWaitsIsBoundedByItsLength(t *testing.T) {
 	d.put(3, 3, Write{Conditional: true, Value: make([]byte, 10)})
 	if _, ok := d.replies[1]; ok || d.replies[2] != Unavailable || len(d.replies) != 1 {
 		t.Errorf("%v", d.replies)
+	}
+}
+
+// TestWhatHasWaitedForTooLongGivesItsLengthBack: the others could not wait otherwise, for as long as the process lives.
+func TestWhatHasWaitedForTooLongGivesItsLengthBack(t *testing.T) {
+	d := newUnjudgedRig(t)
+	d.put(1, 1, Write{Conditional: true, Value: make([]byte, 1000)})
+	if d.r.tables.unjudgedBytes != 1000 {
+		t.Errorf("%d bytes wait", d.r.tables.unjudgedBytes)
+	}
+	if d.run(2 * unjudgedNS); d.replies[1] != Unavailable {
+		t.Errorf("%v", d.replies)
+	}
+	d.left()
+}
+
+// TestALostValueSaysNothingOfAWrite that waits: it is judged again, so many times.
+func TestALostValueSaysNothingOfAWrite(t *testing.T) {
+	d := newUnjudgedRig(t)
+	d.answer, d.value = StoreUnreadable, true
+	d.put(1, 1, Write{Conditional: true})
+	d.run(unjudgedNS / 2)
+	if st, ok := d.replies[1]; !ok || st != Unavailable || d.stored[1] != unjudgedTries+1 {
+		t.Errorf("after %d tries: %v", d.stored[1], d.replies)
+	}
+	d.left()
+}
+
+// TestAFailedRepairJudgesNothing: each time the value would be written.
+func TestAFailedRepairJudgesNothing(t *testing.T) {
+	d := newUnjudgedRig(t)
+	d.settle = GivenUp
+	d.put(1, 1, Write{Conditional: true})
+	if d.run(5 * repairPauseNS); d.stored[1] != 1 || len(d.replies) > 0 {
+		t.Errorf("the value was written %d times; %v", d.stored[1], d.replies)
+	}
+	d.settle, d.answer = Done, Done
+	if d.run(8 * repairPauseNS); d.stored[1] != 2 || d.replies[1] != OK {
+		t.Errorf("after the repair the value was written %d times; %v", d.stored[1], d.replies)
+	}
+	d.left()
+}
+
+// TestAnotherViewMayHaveWhatNobodyHad: a write waits for a repair again.
+func TestAnotherViewMayHaveWhatNobodyHad(t *testing.T) {
+	d := newUnjudgedRig(t)
+	d.answer = StoreUnreadable
+	if d.put(1, 1, Write{Conditional: true}); d.replies[1] != Unreadable {
+		t.Fatalf("%v", d.replies)
+	}
+	role := d.r.role
+	role.Epoch++
+	d.r.SetRole(role, &d.out)
+	d.answer = GivenUp
+	if d.put(2, 2, Write{Conditional: true}); len(d.replies) != 1 || d.r.unjudged.N != 1 {
+		t.Errorf("%v, %d wait", d.replies, d.r.unjudged.N)
 	}
 }

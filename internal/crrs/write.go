@@ -126,7 +126,7 @@ func (r *Replica) store(i int32, out *Actions) {
 	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
 		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
-		Conditional: w.Conditional && w.deciding, Payer: w.Payer})
+		Conditional: w.Conditional && w.deciding, Payer: w.Payer, Last: w.last})
 }
 
 // receiveForward takes a write from the predecessor.

@@ -48,6 +48,15 @@ func (r *Replica) unreadable(i int32, o *storeOp, st kvstore.Status) bool {
 	return true
 }
 
+// sound is the Sound of a StoreOp.
+func (r *Replica) sound(s *crrs.StoreOp) uint64 {
+	crr, position := r.port.Replica(), uint64(0)
+	if crr.RepairsHaveCopied() {
+		position = r.position(s.Key.Bytes[:s.Key.Len])
+	}
+	return crr.Sound(s, position)
+}
+
 // lost notes where the loss is that a request for a range has met, if the store says it.
 func (o *storeOp) lost(p *kvstore.Reply) {
 	if op := o.req.Op; op != kvstore.CopyOut && op != kvstore.Digest || p.ValueLen < nvme.KVRangeHeaderBytes {

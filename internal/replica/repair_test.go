@@ -194,6 +194,10 @@ func TestWhatAStoreIsAskedForMustBeSound(t *testing.T) {
 		}
 		r.Turn(&out)
 		out = Actions{}
+		if last := r.sound(&crrs.StoreOp{Key: testKey("key"), Last: true}); last == math.MaxUint64 ||
+			want != math.MaxUint64 && last != want {
+			t.Errorf("with %d others, at last what has a version above %d is sound", others, last)
+		}
 		r.Read(testKey("key"), nil, 0, 1)
 		r.Write(&Write{Op: kvstore.Put, Key: testKey("a"), Condition: kvstore.IfAbsent})
 		r.Write(&Write{Op: kvstore.Put, Key: testKey("b")})

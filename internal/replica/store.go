@@ -53,7 +53,7 @@ func (r *Replica) beginStores(out *Actions) {
 		}
 		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound).
 		if s.Op == crrs.Get || o.decides() {
-			q.Sound = r.port.Replica().Sound()
+			q.Sound = r.sound(s)
 		}
 		if s.Conditional {
 			c := r.clients.At(int32(s.Tag))
