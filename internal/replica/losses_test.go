@@ -115,3 +115,50 @@ func TestTheRestOfASegmentThatWasSplitIsRepaired(t *testing.T) {
 		}
 	}
 }
+
+// TestAnotherViewBeginsAnew: a loss is tried again soon if the first try fails, also after many before.
+func TestAnotherViewBeginsAnew(t *testing.T) {
+	var l Losses
+	l.Found(1, 100, 100, 1)
+	now, began := int64(1), 0
+	run := func(until int64) {
+		for now < until {
+			if now = until; l.NextNS() > 0 && l.NextNS() < until {
+				now = l.NextNS()
+			}
+			l.Next(now, func(int, uint64) (bool, bool) { began++; return true, false })
+		}
+	}
+	run(3600e9)
+	l.Retry(now)
+	began = 0
+	if run(now + 2*lossAgainNS); began != 2 {
+		t.Errorf("it was begun %d times", began)
+	}
+}
+
+// TestALossThatIsFoundAgainMayReachFurther, and keeps what it has reached.
+func TestALossThatIsFoundAgainMayReachFurther(t *testing.T) {
+	for _, last := range [][2]uint64{{31, 127}, {127, 31}} {
+		var l Losses
+		for _, at := range last {
+			l.Found(1, 0, at, 1)
+		}
+		l.Ended(1, &crrs.RepairEvent{Last: 31, SegmentLast: 31, Outcome: crrs.RepairDone}, 2)
+		if l.Known() != 1 {
+			t.Errorf("of what was found up to %v, and repaired up to 31, %d are known", last, l.Known())
+		}
+	}
+}
+
+// TestTheNextLossFollowsAtOnce when a repair of its range has ended.
+func TestTheNextLossFollowsAtOnce(t *testing.T) {
+	var l Losses
+	l.Found(1, 100, 100, 1)
+	l.Found(1, 200, 200, 1)
+	l.Next(1, func(_ int, position uint64) (bool, bool) { return position == 100, false })
+	l.Ended(1, &crrs.RepairEvent{Position: 100, Last: 100, Outcome: crrs.RepairDone}, 2)
+	if l.NextNS() != 2 {
+		t.Errorf("the next one is looked at at %d", l.NextNS())
+	}
+}
