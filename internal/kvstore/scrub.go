@@ -43,12 +43,14 @@ type scrubState struct {
 	passes              int64
 	began, sinceDamaged int64
 	unreadable          int64
-	last                ScrubPass
+	// pausedNS is since when the rate is 0, if it is.
+	pausedNS int64
+	last     ScrubPass
 }
 
 // ScrubPass is what a pass of the scrub, or of the present one so far, has found.
 type ScrubPass struct {
-	// TookNS is how long it took.
+	// TookNS is how long it took, without the time for which the rate was 0.
 	TookNS int64
 	// Damaged counts the damaged records that were found meanwhile, by whatever has read them, and lossy segments.
 	// Unreadable is how many blocks could not be read; of a chunk with many of them, not all.
@@ -72,12 +74,22 @@ func (s *Store) ScrubState() ScrubState {
 }
 
 func (s *Store) scrubPass() ScrubPass {
-	return ScrubPass{TookNS: s.now - s.scrub.began, Damaged: s.stats.Damaged - s.scrub.sinceDamaged,
+	until := s.now
+	if s.cfg.ScrubBytesPerSec <= 0 {
+		until = s.scrub.pausedNS
+	}
+	return ScrubPass{TookNS: until - s.scrub.began, Damaged: s.stats.Damaged - s.scrub.sinceDamaged,
 		Unreadable: s.scrub.unreadable}
 }
 
 // SetScrubRate changes the rate of the scrub; 0: it pauses where it is.
 func (s *Store) SetScrubRate(bytesPerSec int64) {
+	switch c := &s.scrub; {
+	case s.cfg.ScrubBytesPerSec > 0 && bytesPerSec <= 0:
+		c.pausedNS = s.now
+	case s.cfg.ScrubBytesPerSec <= 0 && bytesPerSec > 0:
+		c.began += s.now - c.pausedNS
+	}
 	s.cfg.ScrubBytesPerSec, s.scrub.dueNS = bytesPerSec, s.now
 }
 

@@ -80,3 +80,30 @@ func TestAPassOfTheScrubCountsWhatItCannotReadItself(t *testing.T) {
 		t.Errorf("%+v, and all can be read", got)
 	}
 }
+
+// TestAPassOfTheScrubTakesNoTimeWhileItPauses, neither before the first one nor in the middle.
+func TestAPassOfTheScrubTakesNoTimeWhileItPauses(t *testing.T) {
+	d := newLossyRig(t, 1000)
+	d.now += 3600e9
+	d.run()
+	if took := d.s.ScrubState().Present.TookNS; took != 0 {
+		t.Errorf("the first pass has taken %d ns before it began", took)
+	}
+	d.s.SetScrubRate(1 << 20)
+	for range 3 {
+		d.run()
+		d.now = max(d.now+1, d.act.WakeNS)
+	}
+	d.run()
+	before := d.s.ScrubState().Present.TookNS
+	d.s.SetScrubRate(0)
+	d.now += 3600e9
+	d.run()
+	during := d.s.ScrubState().Present.TookNS
+	d.s.SetScrubRate(1 << 20)
+	d.run()
+	after := d.s.ScrubState().Present.TookNS
+	if before <= 0 || during != before || after < before || after > before+1e9 {
+		t.Errorf("the pass has taken %d ns before a pause of an hour, %d in it and %d later", before, during, after)
+	}
+}
