@@ -90,3 +90,82 @@ func (p *Policy) leaveWindow(r *request) {
 	w.inflightNS -= r.costNS
 	w.taken -= r.place
 }
+
+// search is the state of the search for the window of a drive that was not calibrated. A trial doubles or halves the
+// window for some intervals in which only reads saturate the drive.
+type search struct {
+	known bool
+	// factor is that of the current trial, 0 if there is none.
+	factor float64
+	// n counts the intervals of the trial, or those before the first one. before and now are what the drive did in its
+	// counted intervals and in those before it, waitedNS for how long of them I/Os were queued.
+	n           int
+	before, now amount
+	waitedNS    int64
+}
+
+const (
+	// A trial lasts searchTicks intervals, of which the first searchSettle are not counted. A larger window must bring
+	// searchGain, a smaller one may cost searchLoss. If hosts do not fill the larger window, the search waits for
+	// searchWait intervals.
+	searchTicks, searchSettle, searchWait = 5, 2, 50
+	searchGain, searchLoss                = 1.03, 0.985
+)
+
+// searchWindow learns from an interval of dt ns in which only reads saturated the drive. It reports whether the window
+// is still being searched.
+func (c *Costs) searchWindow(dt float64) bool {
+	s := &c.search
+	if s.known || c.Probing() {
+		return false
+	}
+	if s.n++; s.n <= searchSettle {
+		return s.n > 0
+	}
+	for _, d := range c.done[:writes] {
+		s.now.add(d.ios, d.bytes)
+	}
+	s.waitedNS += c.saturatedNS
+	if s.n < searchTicks {
+		return true
+	}
+	waited := float64(s.waitedNS) >= saturatedPart*dt*(searchTicks-searchSettle)
+	gain := c.timeOf(smallReads, s.now) / c.timeOf(smallReads, s.before)
+	now := s.now
+	s.n, s.now, s.waitedNS = 0, amount{}, 0
+	switch {
+	case s.factor == 0 && waited:
+		s.before, s.factor = now, 2
+	case s.factor > 1 && gain >= searchGain || s.factor < 1 && gain >= searchLoss:
+		s.before = now
+	case s.factor > 1 && waited:
+		c.widen(1 / s.factor)
+		s.factor = 0.5
+	case s.factor > 1 || s.factor == 0: // hosts do not ask for more
+		c.endTrial()
+		s.n = -searchWait
+		return false
+	default:
+		c.endTrial()
+		s.known = true
+		return false
+	}
+	c.widen(s.factor)
+	return true
+}
+
+// endTrial ends a trial without a result.
+func (c *Costs) endTrial() {
+	s := &c.search
+	if s.factor != 0 {
+		c.widen(1 / s.factor)
+	}
+	s.factor, s.n, s.now, s.waitedNS = 0, 0, amount{}, 0
+}
+
+// widen changes the window.
+func (c *Costs) widen(factor float64) {
+	c.depth *= factor
+	c.place /= factor
+	c.placeByte /= factor
+}
