@@ -14,12 +14,24 @@ import (
 // worseThanFIFO holds the phases in which a tenant under the default policy gets less than 95 % of what the worst-off
 // tenant gets under fifo, with the part that it gets. They are known shortfalls.
 var worseThanFIFO = map[string]float64{
+	"hostile/blank-sata":                                     0.52, // f-Util 0.28, fifo 0.54
+	"hostile/blank-sata-no-credits":                          0.49,
+	"hostile/blank-reads-qlc":                                0.80, // f-Util 0.71, fifo 0.89
+	"hostile/blank-reads-qlc-no-credits":                     0.80, // f-Util 0.71, fifo 0.89
+	"hostile/blank-gen4":                                     0.74, // f-Util 0.43, fifo 0.58
+	"hostile/blank-gen4-no-credits":                          0.74, // f-Util 0.43, fifo 0.58
+	"hostile/blank-reads-gen4":                               0.66, // f-Util 0.45, fifo 0.68
+	"hostile/blank-reads-gen4-no-credits":                    0.66, // f-Util 0.45, fifo 0.68
+	"hostile/blank-gen5":                                     0.69, // f-Util 0.41, fifo 0.59
+	"hostile/blank-gen5-no-credits":                          0.68, // f-Util 0.40, fifo 0.59
+	"hostile/blank-reads-gen5":                               0.56, // f-Util 0.44, fifo 0.78
+	"hostile/blank-reads-gen5-no-credits":                    0.56, // f-Util 0.44, fifo 0.78
 	"hostile/slows-and-recovers: slow":                       0.93, // f-Util 0.17, fifo 0.18
 	"hostile/flush-heavy-sata":                               0.10, // f-Util 0.01 to 0.17 by seed, fifo 0.10
 	"hostile/two-on-a-core":                                  0.82, // f-Util 0.30, fifo 0.37
 	"hostile/two-on-a-core-no-credits":                       0.84,
 	"hostile/two-on-a-core-slow-drive":                       0.92,
-	"hostile/two-on-a-core-slow-drive-no-credits":            0.77, // 0.65 and more by seed
+	"hostile/two-on-a-core-slow-drive-no-credits":            0.89,
 	"hostile/two-on-a-core-slow-drive-long-turns":            0.65,
 	"hostile/two-on-a-core-slow-drive-long-turns-no-credits": 0.85,
 }

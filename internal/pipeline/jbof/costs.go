@@ -29,8 +29,7 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 // holds data, and their cost changes with garbage collection and with the drive's write buffer. They are measured while
 // the drive serves: when only writes saturate it, and now and then while reads and writes compete. In the latter case a
 // probe gives writes most of the drive for 0.14 s, and their cost is extrapolated from the rates before and during the
-// probe. Other probes measure reads beside writes, and large reads beside small ones, so that a drive that was not
-// calibrated is known after a second. No measurement needs to interpret latencies.
+// probe. Neither measurement needs to interpret latencies.
 //
 // A drive or its host may stand still for some ms now and then: a virtual disk, a process that does not run. Reads and
 // writes then both do little, and whatever is measured in such a time makes writes look expensive. So only what lasts
@@ -58,15 +57,15 @@ type Costs struct {
 	// width is the size of the window relative to the one that reads alone need.
 	width float64
 
-	probe  probe
-	search search
+	probe probe
 
 	// Sums of the current interval.
-	waitedNS                   [lanes]int64 // time for which I/Os of the lane were queued
-	saturatedNS                int64        // time for which I/Os of any lane were queued
-	reads, readBytes, othersNS float64
-	// done is what the drive has done of each kind, as it is charged: see charged.
-	done [kinds]amount
+	waitedNS                     [lanes]int64 // time for which I/Os of the lane were queued
+	saturatedNS                  int64        // time for which I/Os of any lane were queued
+	reads, readBytes, writeBytes float64
+	othersNS                     float64
+	// chargedReads and chargedBytes are the reads and their bytes as they are charged: see charged.
+	chargedReads, chargedBytes float64
 	// slow counts the reads that took longer than a whole window of them should. readLatencyNS is the sum of the
 	// reads' latencies; a slow read counts with what a window should take, because the drive may have stood still.
 	slow, readLatencyNS float64
@@ -85,6 +84,28 @@ type Costs struct {
 type rangeCost struct {
 	known          bool
 	byteNS, mostNS float64
+}
+
+// probe is the state of the write measurement.
+type probe struct {
+	// left is the number of intervals until the current probe ends, 0 if there is none. wait is the number of intervals
+	// until the next probe, waits the value from which wait counted down.
+	left, wait, waitedFrom int
+	// settling is the number of intervals from which nothing is learned, because the drive is still busy with what the
+	// probe wrote.
+	settling int
+	// tilt multiplies the cost of reads during a probe.
+	tilt int64
+	// read is the reads' part of the time, written the bytes written per ns: the values before the probe, and the sums
+	// during it.
+	read, written       float64
+	sumRead, sumWritten float64
+	// known is set after the first probe.
+	known bool
+	// average is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange
+	// counts consecutive intervals that deviate.
+	average   float64
+	deviating int
 }
 
 const (
@@ -123,12 +144,26 @@ const (
 
 	// stormUp and stormDown are the weights of an interval in the average Costs.storm.
 	stormUp, stormDown = 0.7, 0.04
+
+	// A probe lasts probeTicks intervals. The first probeSettle are not counted, because the drive's buffer fills. The
+	// cost of reads is multiplied by probeTilt meanwhile, and by the ratio of what reads and writes have cost before,
+	// so that writes get four fifths of the drive. Weights bound that ratio: a reader of much weight that reads little
+	// must not make all other reads expensive. The first probe comes after probeFirst intervals of mixed
+	// load; the wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less
+	// than 0.05 % of the time.
+	probeTicks, probeSettle = 7, 4
+	probeTilt               = 4
+	probeFirst, probeLast   = 5, 15000
+	probeMore               = 64
+	probeSettling           = 12
+	// The estimate for writes is discarded after deviatesLow consecutive intervals whose sum of costs is below the
+	// usual one by deviationPart, or after deviatesHigh in which it is above; an empty buffer has that effect, too.
+	deviatesLow, deviatesHigh, deviationPart = 5, 25, 0.25
 )
 
 // NewCosts returns the estimate for a profile. Zero fields take the values of a typical drive.
 func NewCosts(pr Profile) Costs {
 	d := defaultProfile
-	calibrated := pr.ReadNS+pr.ReadByteNS > 0
 	if pr.ReadNS <= 0 && pr.ReadByteNS <= 0 {
 		pr.ReadNS, pr.ReadByteNS = d.ReadNS, d.ReadByteNS
 	}
@@ -148,9 +183,6 @@ func NewCosts(pr Profile) Costs {
 		depth:  float64(pr.Depth),
 		baseNS: pr.LatencyNS, readOnly: readOnlyIntervals, width: 1, otherPart: 0.1}
 	c.probe.wait, c.probe.waitedFrom = probeFirst, probeFirst
-	c.probe.kind = probes - 1
-	c.search.known = calibrated || pr.Fixed
-	c.probe.known = [probes]bool{probeSizes: calibrated, probeReads: calibrated}
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
 	c.placeByte = max(big-small, 0) / (large - unit)
 	c.place = small - c.placeByte*unit
@@ -211,9 +243,20 @@ func (c *Costs) written() float64 {
 	return calm + c.storm*(c.writeByteNS-calm)
 }
 
+// Probing reports whether a probe is running.
+func (c *Costs) Probing() bool { return c.probe.left > 0 }
+
 // other returns the cost of an operation that moves no data.
 func (c *Costs) other(op pipeline.Op, lenBytes int64) float64 {
 	return max(c.otherPart*c.otherNS[op], minOtherCost*c.UnitNS()) + c.ranges[op].byteNS*float64(lenBytes)
+}
+
+// Tilt returns the current factor on the cost of reads.
+func (c *Costs) Tilt() int64 {
+	if c.probe.left > 0 {
+		return c.probe.tilt
+	}
+	return 1
 }
 
 // Completed accounts for a completed I/O.
@@ -231,13 +274,8 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 		c.reads++
 		c.readBytes += float64(lenBytes)
 		reads, bytes := c.charged(lenBytes)
-		kind := smallReads
-		if lenBytes >= largeFrom {
-			kind = largeReads
-		}
-		d := &c.done[kind]
-		d.ios += reads
-		d.bytes += bytes
+		c.chargedReads += reads
+		c.chargedBytes += bytes
 		ns := reads*c.readNS + bytes*c.readByteNS
 		if single {
 			c.readCompleted(ns, float64(latencyNS))
@@ -245,7 +283,7 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 			c.readLatencyNS += ns
 		}
 	case pipeline.WriteClass:
-		c.done[writes].bytes += float64(units(lenBytes) * unit)
+		c.writeBytes += float64(units(lenBytes) * unit)
 	default:
 		c.othersNS += c.other(op, lenBytes)
 		c.rangeCompleted(op, lenBytes, latencyNS)
@@ -319,14 +357,14 @@ func (c *Costs) Waited(waiting [lanes]bool, ns int64) {
 // laneNS returns the cost of the lane's I/Os of the current interval.
 func (c *Costs) laneNS(lane int) float64 {
 	if lane == readLane {
-		return c.timeOf(smallReads, c.done[smallReads]) + c.timeOf(largeReads, c.done[largeReads])
+		return c.chargedReads*c.readNS + c.chargedBytes*c.readByteNS
 	}
-	return c.timeOf(writes, c.done[writes])
+	return c.writeBytes * c.writeByteNS
 }
 
 // Learn ends an interval of ns. weights are the sums of the weights of the tenants active in each lane.
 func (c *Costs) Learn(weights [lanes]int64, ns int64) {
-	if c.done[writes].bytes > 0 {
+	if c.writeBytes > 0 {
 		c.readOnly = 0
 	} else {
 		c.readOnly++
@@ -334,7 +372,7 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	dt := float64(max(ns, 1))
 	c.refuteWriteCost(dt)
 	readsNS, writesNS := c.laneNS(readLane), c.laneNS(writeLane)
-	if readsNS < minWrites*dt && writesNS >= minMixed*dt && !c.Probing() {
+	if readsNS < minWrites*dt && writesNS >= minMixed*dt {
 		c.writeOnly++
 	} else {
 		c.writeOnly = 0
@@ -343,50 +381,36 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	if cost := readsNS + writesNS + c.othersNS; cost > 0 {
 		mixed = min(writesNS, readsNS) > minMixed*cost
 		c.adaptWidth(mixed && min(c.waitedNS[readLane], c.waitedNS[writeLane]) > ns/2)
-		c.targetRate = (c.readBytes + c.done[writes].bytes) * 1e9 / cost * max(1, c.probe.average)
+		c.targetRate = (c.readBytes + c.writeBytes) * 1e9 / cost * max(1, c.probe.average)
 	}
-	c.doneRate = (c.readBytes + c.done[writes].bytes) * 1e9 / dt
+	c.doneRate = (c.readBytes + c.writeBytes) * 1e9 / dt
 	if writesNS >= minMixed*dt {
 		c.average(&c.storm, 1, stormUp)
 	} else {
 		c.average(&c.storm, 0, stormDown)
 	}
 	saturated := !c.fixed && c.saturated(dt)
-	if saturated && !c.Probing() && c.writesOverpriced(dt) {
+	if saturated && c.probe.left == 0 && c.writesOverpriced(dt) {
 		c.writeByteNS = max(c.writeByteNS*(1-overpricedStep), min(c.writeByteNS, c.UnitNS()/unit))
 	}
 	if saturated && c.othersNS > minOthers*dt {
 		c.learnOthers(dt - readsNS - writesNS)
 	}
 	saturated = saturated && c.othersNS < maxOthers*dt
-	searching := false
-	readOnly := !c.fixed && c.done[writes].bytes == 0 && c.readOnly >= readOnlyIntervals && c.reads > 0
-	if readOnly && saturated {
-		c.learnReads(dt / readsNS)
-	}
-	if readOnly && (saturated || c.search.factor > 0) {
-		searching = c.searchWindow(dt)
-	} else {
-		c.endTrial()
-	}
-	present := 0
-	for k, d := range c.done {
-		if c.timeOf(k, d) >= minWrites*dt {
-			present++
-		}
-	}
 	switch {
+	case saturated && c.writeBytes == 0 && c.readOnly >= readOnlyIntervals && c.reads > 0:
+		c.learnReads(dt / readsNS)
 	case saturated && c.writeOnly >= writeOnlyIntervals:
-		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.done[writes].bytes), mixGain)
-		c.probe.known[probeWrites] = true
-	case saturated && !searching && (c.Probing() || present >= 2):
-		c.learnMix(dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))
-	case c.Probing():
-		c.probe.end()
+		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
+		c.probe.known, c.probe.left = true, 0
+	case saturated && (c.probe.left > 0 || writesNS >= minWrites*dt && readsNS >= minWrites*dt):
+		c.learnMix(readsNS/dt, c.writeBytes/dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))
+	default:
+		c.probe.left = 0
 	}
 	c.waitedNS = [lanes]int64{}
-	c.done = [kinds]amount{}
-	c.saturatedNS, c.reads, c.readBytes, c.othersNS, c.slow, c.readLatencyNS = 0, 0, 0, 0, 0, 0
+	c.chargedReads, c.chargedBytes = 0, 0
+	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.slow, c.readLatencyNS = 0, 0, 0, 0, 0, 0, 0
 }
 
 // adaptWidth adapts the width of the window. In a mix, reads wait for programs in the drive, and more of them must be
@@ -403,13 +427,13 @@ func (c *Costs) adaptWidth(bothWait bool) {
 // refuteWriteCost lowers the cost of a written byte if the drive has written more than this cost allows. It does not
 // matter how busy the drive is: what it did it can do. The next probe comes soon.
 func (c *Costs) refuteWriteCost(dt float64) {
-	c.average(&c.wroteRate, c.done[writes].bytes/dt, wroteGain)
+	c.average(&c.wroteRate, c.writeBytes/dt, wroteGain)
 	lower := c.bound(c.writeByteNS * (1 - overpricedStep))
-	if c.Probing() || lower >= c.writeByteNS || c.wroteRate*c.writeByteNS <= wroteLimit {
+	if c.probe.left > 0 || lower >= c.writeByteNS || c.wroteRate*c.writeByteNS <= wroteLimit {
 		return
 	}
 	c.writeByteNS = lower
-	c.probe.known[probeWrites], c.probe.average = false, 0
+	c.probe.known, c.probe.average = false, 0
 	c.probe.soon()
 }
 
@@ -436,13 +460,83 @@ func (c *Costs) writesOverpriced(dt float64) bool {
 // took; each part is corrected in proportion to its share of the cost.
 func (c *Costs) learnReads(ratio float64) {
 	ratio = min(max(ratio, 0.5), 2)
-	fixed := (c.done[smallReads].ios + c.done[largeReads].ios) * c.readNS
-	length := (c.done[smallReads].bytes + c.done[largeReads].bytes) * c.readByteNS
+	fixed, length := c.chargedReads*c.readNS, c.chargedBytes*c.readByteNS
 	total := fixed + length
 	fixed, length = fixed/total, length/total
 	scale := readGain * (ratio - 1) / (fixed*fixed + length*length)
 	c.readNS *= 1 + scale*fixed
 	c.readByteNS *= 1 + scale*length
+}
+
+// learnMix learns from an interval in which the drive was busy, with reads for the part read of the time, and wrote
+// written bytes per ns. readWeight is the weight of the reading tenants relative to that of the writing ones.
+func (c *Costs) learnMix(read, written, readWeight float64) {
+	p := &c.probe
+	if p.settling > 0 {
+		p.settling--
+		return
+	}
+	if p.left > 0 {
+		if p.left--; p.left < probeTicks-probeSettle {
+			p.sumRead += read
+			p.sumWritten += written
+		}
+		if p.left == 0 {
+			c.probed(p.sumRead/(probeTicks-probeSettle), p.sumWritten/(probeTicks-probeSettle))
+		}
+		return
+	}
+	sum := read + written*c.writeByteNS
+	if p.average == 0 {
+		p.read, p.written, p.average = read, written, sum
+	}
+	switch {
+	case sum < (1-deviationPart)*p.average:
+		p.deviating += deviatesHigh / deviatesLow
+	case sum > (1+deviationPart)*p.average:
+		p.deviating++
+	default:
+		p.deviating = 0
+	}
+	c.average(&p.read, read, mixGain)
+	c.average(&p.written, written, mixGain)
+	c.average(&p.average, sum, mixGain/8)
+	if p.deviating >= deviatesHigh {
+		p.average, p.deviating, p.known = 0, 0, false
+		p.soon()
+	}
+	if p.wait--; p.wait <= 0 {
+		p.left, p.sumRead, p.sumWritten = probeTicks, 0, 0
+		charged := p.read / max(p.written*c.writeByteNS, 1e-3)
+		p.tilt = int64(min(max(probeTilt*min(readWeight, charged), probeTilt), 1000))
+	}
+}
+
+// soon lets the next probe come soon, because the estimate is wrong.
+func (p *probe) soon() { p.wait, p.waitedFrom = min(p.wait, probeFirst), probeFirst }
+
+// probed ends a probe. The line through the point of the usual mix and that of the probe gives the write rate without
+// reads.
+func (c *Costs) probed(read, written float64) {
+	p := &c.probe
+	p.waitedFrom = min(probeMore*p.waitedFrom, probeLast)
+	p.wait, p.settling = p.waitedFrom, probeSettling
+	if written <= 0 {
+		return
+	}
+	// If writes did not use what the probe offered, or reads did not slow down, the cost of a written byte is at most
+	// what reads leave of the time.
+	ns := (1 - read) / written
+	if p.read-read >= 0.1*p.read {
+		slope := max((written-p.written)/(p.read-read), 0)
+		ns = 1 / (written + slope*read)
+	}
+	ns = c.bound(ns)
+	if p.known {
+		ns = (ns + c.writeByteNS) / 2
+	}
+	c.writeByteNS, p.known = ns, true
+	p.average, p.deviating = 0, 0
 }
 
 func (c *Costs) average(v *float64, sample, weight float64) { *v += weight * (sample - *v) }

@@ -19,11 +19,7 @@ func TestCreditCountsCommandsAsHostsDo(t *testing.T) {
 			p.SetTenant(0, 0, 1)
 			ios := repeat(128, pipeline.IO{Op: pipeline.Read, LenBytes: 4096})
 			if large {
-				length := int64(256 << 20)
-				if op == pipeline.Verify { // it comes piece by piece
-					length = 128 << 10
-				}
-				ios = append(ios, repeat(2, pipeline.IO{Op: op, LenBytes: length})...)
+				ios = append(ios, repeat(2, pipeline.IO{Op: op, LenBytes: 256 << 20})...)
 			}
 			s := newServer(p, func(pipeline.IO) float64 { return p.costs.UnitNS() })
 			s.run(500e6, ios...)

@@ -379,8 +379,8 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 		p.readVirtual = max(p.readVirtual, ten.virtual)
 	}
 	counted := r.costNS
-	if p.costs.Probing() {
-		counted *= p.costs.Tilt(kindOf(r.op, r.len))
+	if lane == readLane {
+		counted *= p.costs.Tilt()
 	}
 	ten.virtual += int64(float64(counted) * ten.pace)
 	ten.costNS += r.costNS
@@ -534,8 +534,8 @@ func (p *Policy) tick(now int64) {
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		ten.peak, ten.creditUnits = ten.units, p.credit(ten)
-		if p.costs.Probing() && ten.active[p.costs.probe.lane()] {
-			// A probe needs hosts that send more than usual.
+		if ten.active[writeLane] && p.costs.Probing() {
+			// A probe needs hosts that send more writes than usual.
 			ten.creditUnits = min(probeTilt*ten.creditUnits, maxCredit)
 		}
 		p.pushAll(tenant.ID(i))

@@ -243,15 +243,15 @@ func TestSharesFollowWeightsNotSizesDepthsOrKinds(t *testing.T) {
 
 // TestWriteCostIsLearned: it rises within half a second and falls within two.
 func TestWriteCostIsLearned(t *testing.T) {
-	p := New(Config{Profile: defaultProfile}) // calibrated, so that only writes are unknown
+	p := New(Config{})
 	p.SetTenant(0, 0, 1)
 	p.SetTenant(0, 1, 1)
-	writeCost, read := 9.0, p.costs.UnitNS()
+	writeCost := 9.0
 	s := newServer(p, func(io pipeline.IO) float64 {
 		if io.Op == pipeline.Write {
-			return writeCost * read
+			return writeCost * p.costs.UnitNS()
 		}
-		return read
+		return p.costs.UnitNS()
 	})
 	ios := append(repeat(64, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: 4096}),
 		repeat(64, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: 4096})...)
