@@ -31,16 +31,17 @@ type hopeless struct {
 
 // awaitsRepair reports whether a write that may start cannot be judged as far as is known, so that the store need not
 // be asked: it waits, or has ended. A Retry is not among these, because the store may know that it was done, whatever
-// else is lost.
+// else is lost. If it does not, and nobody has what was lost, the client is told then: it need not wait for the next
+// repair, which finds nothing either.
 func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
 	w, p, h := r.writes.At(i), &r.repair, &r.hopeless
 	switch {
-	case !w.Conditional || w.Retry:
+	case !w.Conditional && !w.Retry:
 		return false
 	case r.now < h.untilNS && w.Position >= h.first && w.Position <= h.last:
 		w.last = true
 		return false
-	case p.state != repairIdle && !p.stale && p.token != 0 && p.covers(w.Position):
+	case !w.Retry && p.state != repairIdle && !p.stale && p.token != 0 && p.covers(w.Position):
 		r.awaitRepair(i, out)
 	default:
 		return false

@@ -185,12 +185,12 @@ func TestAWriteIsJudgedWhenTheLossIsRepaired(t *testing.T) {
 }
 
 // TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout, when the store has said that it does not know either, and so are
-// those that come behind it. When there is somebody who has it, in another view, it is judged again.
+// those that come behind it, of each kind. When there is somebody who has it, in another view, it is judged again.
 func TestAWriteIsToldSoonThatNobodyHasWhatItIsAbout(t *testing.T) {
 	d := newUnjudgedRig(t)
 	d.answer = StoreUnreadable
 	for tag := range uint64(20) {
-		d.put(tag, tag, Write{Conditional: true, Retry: tag == 0})
+		d.put(tag, tag, Write{Conditional: tag%3 != 1, Retry: tag%3 < 2})
 		if st, ok := d.replies[tag]; !ok || st != Unreadable {
 			t.Errorf("write %d: %v", tag, d.replies)
 		}
