@@ -107,6 +107,8 @@ type sim struct {
 	// expired is the Delete whose tombstone was removed last, of each key.
 	expired [keys]uint64
 	calm    bool
+	// still: no ChainHead yields any more, so that no view comes just before the end.
+	still bool
 	// ops are what clients have seen, of each key. byVersion is which write gave a key a version.
 	ops [keys][]linear.Operation
 	// seen is what some client has read or written last.
@@ -491,6 +493,8 @@ func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
 		}
 	}
 	clear(s.cut)
+	s.until((end + 36) * lease)
+	s.still = true
 	s.until((end + 40) * lease)
 	if s.open > 0 || s.acked < 50 {
 		t.Errorf("%d operations have not ended, %d were done at the end; chain %v", s.open, s.acked, s.chain)

@@ -8,7 +8,7 @@ import "slices"
 // reportYield lets a ChainHead yield now and then, and tells the manager when it has.
 func (s *sim) reportYield(n *node) {
 	role := n.r.Role()
-	if !role.Member || !role.head() || len(s.chain) < 2 || s.chain[0] != n.id || s.cut[pair{n.id, manager}] {
+	if s.still || !role.Member || !role.head() || len(s.chain) < 2 || s.chain[0] != n.id || s.cut[pair{n.id, manager}] {
 		return
 	}
 	if !n.r.Yields() {

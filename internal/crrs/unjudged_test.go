@@ -18,6 +18,8 @@ type unjudgedRig struct {
 	whole  bool
 	known  bool
 	answer StoreStatus
+	// done: the store knows that what is repeated was done.
+	done bool
 	// value: what is lost is a value, and not a segment. settle is how the store answers a Settle.
 	value  bool
 	settle StoreStatus
@@ -51,7 +53,9 @@ func (d *unjudgedRig) turn() {
 		for _, s := range o.Stores {
 			d.stored[s.Tag]++
 			st := Done
-			if (s.Conditional || s.Retry) && !d.whole && !(s.Last && d.known) {
+			if s.Retry && d.done {
+				st = Repeated
+			} else if (s.Conditional || s.Retry) && !d.whole && !(s.Last && d.known) {
 				st = Unjudged
 			}
 			d.r.Stored(s.Slot, st, s.Version, &d.out)
@@ -181,6 +185,24 @@ func TestAWriteIsJudgedWhenTheLossIsRepaired(t *testing.T) {
 			t.Errorf("%+v: %v after the repair, and %v were stored", w, d.replies, d.stored)
 		}
 		d.left()
+	}
+}
+
+// TestARetryThatTheStoreKnowsWaitsForNoRepair: what was done is known, whatever else is lost.
+func TestARetryThatTheStoreKnowsWaitsForNoRepair(t *testing.T) {
+	for _, answer := range []StoreStatus{GivenUp, StoreUnreadable} {
+		for _, conditional := range []bool{false, true} {
+			d := newUnjudgedRig(t)
+			d.answer = answer
+			d.put(1, 1, Write{Conditional: true}) // its repair is under way, or has found that nobody has it
+			d.done = true
+			d.put(2, 2, Write{Conditional: conditional, Retry: true})
+			if st, ok := d.replies[2]; !ok || st != OK {
+				t.Errorf("answer %d, conditional %v: %v", answer, conditional, d.replies)
+			}
+			d.run(d.now + 2*unjudgedNS)
+			d.left()
+		}
 	}
 }
 
