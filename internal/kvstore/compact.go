@@ -170,7 +170,7 @@ func (s *Store) startVictims(want int) {
 			break
 		}
 		v := s.nextVictim()
-		for v == none && c.keys+c.values == 0 && s.retryAvoided() {
+		for v == none && s.nothingMoves() && s.retryAvoided() {
 			v = s.nextVictim()
 		}
 		if v == none {
@@ -185,6 +185,12 @@ func (s *Store) startVictims(want int) {
 		}
 	}
 	c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
+}
+
+// nothingMoves reports that no victim wins any space: there is none, or only victims of values, which wait for room in
+// the key log.
+func (s *Store) nothingMoves() bool {
+	return s.compact.keys == 0 && (s.compact.values == 0 || s.placeForKeys() <= 0)
 }
 
 // nextVictim returns the next chunk to empty, or none: one that is worth it if there is little headroom, else one that

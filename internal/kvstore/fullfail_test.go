@@ -29,7 +29,7 @@ func TestADeleteFindsRoomWhateverTheDriveFails(t *testing.T) {
 			}
 		})
 	}
-	for _, s := range []uint64{18676142780924, 19302372627194} {
+	for _, s := range []uint64{18676142780924, 19302372627194, 583312971045006} {
 		failInAFullPartition(t, s, fullFailures[0].fail)
 	}
 }
