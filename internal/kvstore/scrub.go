@@ -162,7 +162,8 @@ func (s *Store) nextToScrub() bool {
 	for range scrubPasses {
 		s.scrub.next = min(s.scrub.next, n-1) // there may be fewer than before
 		c := &s.pool.Chunks[s.scrub.next]
-		if c.State == space.Damaged && c.Pins == 0 {
+		// An audit finds what a damaged chunk has lost as long as the chunk is left as damaged.
+		if c.State == space.Damaged && c.Pins == 0 && !s.audit.wanted && !s.audit.Running {
 			s.pool.Reseal(s.scrub.next) // what could not be read may be readable now
 		}
 		if c.State == space.Sealed {

@@ -2,6 +2,8 @@ package kvstore
 
 import (
 	"encoding/binary"
+	"math"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore/format"
@@ -88,5 +90,105 @@ func TestScrubFindsLiveDamageAndNothingElse(t *testing.T) {
 	for !d.s.Stopped() {
 		d.run()
 		d.now = max(d.now+1, d.act.WakeNS)
+	}
+}
+
+// adjacentRig is a store with sealed chunks, and values of it that lie one right behind the other, as many as n, with a
+// sound one before and behind them. Audits do not begin.
+func adjacentRig(t *testing.T, n int) (d *instant, adjacent []liveValue) {
+	t.Helper()
+	d = newInstant(t, Config{PartitionBytes: 8 << 20, BlockSize: 512, ChunkBytes: 128 << 10})
+	d.put(0, 1500, func(i int) uint64 { return uint64(i) }, make([]byte, 900), 64)
+	all := d.liveValues()
+	for i := len(all) / 3; ; i++ {
+		together := all[i : i+n+2]
+		for k, v := range together[1:] {
+			if before := together[k]; before.offset+units.ExtentOffset(before.bytes) != v.offset {
+				together = nil
+				break
+			}
+		}
+		if together != nil {
+			d.act.Damage = d.act.Damage[:0]
+			d.s.audit.dueNS = math.MaxInt64
+			return d, together[1 : n+1]
+		}
+	}
+}
+
+// TestTheScrubFindsDamagedValuesSideBySide: each is reported in one pass, without an audit, wherever its content is
+// damaged.
+func TestTheScrubFindsDamagedValuesSideBySide(t *testing.T) {
+	for _, n := range []int{2, 3, 7} {
+		d, values := adjacentRig(t, n)
+		for i, v := range values {
+			d.disk[v.offset+format.ValueHeaderBytes+units.ExtentOffset(i*100)] ^= 4
+		}
+		d.s.SetScrubRate(8 << 20)
+		d.run()
+		got := map[units.ExtentOffset]bool{}
+
+		d.wait(t, "the end of a pass", func() bool { return d.s.ScrubState().Passes == 1 })
+		for _, x := range d.act.Damage {
+			got[x.Offset] = x.LostBytes == 0 || got[x.Offset]
+		}
+		for i, v := range values {
+			if !got[v.offset] {
+				t.Errorf("of %d damaged values, number %d at %d is not reported", n, i, v.offset)
+			}
+		}
+	}
+}
+
+// TestAnAuditFindsDamagedValuesBehindADamagedHeader: the scrub cannot know where the second one begins. It leaves the
+// chunk as damaged until the audit has been there, however often it comes by, and reads the chunk again afterwards.
+func TestAnAuditFindsDamagedValuesBehindADamagedHeader(t *testing.T) {
+	for _, harm := range []struct {
+		name string
+		do   func(rec []byte)
+	}{
+		{"the magic", func(rec []byte) { rec[4] ^= 1 }},
+		{"a longer length", func(rec []byte) { rec[6] ^= 1 }},
+		{"the hash", func(rec []byte) { rec[9] ^= 1 }},
+		{"all of it", func(rec []byte) { clear(rec) }},
+	} {
+		t.Run(harm.name, func(t *testing.T) {
+			d, values := adjacentRig(t, 2)
+			s, chunk := d.s, d.s.pool.Of(values[0].offset)
+			was := slices.Clone(d.disk[values[0].offset:][:values[0].bytes+values[1].bytes])
+			harm.do(d.disk[values[0].offset:][:values[0].bytes])
+			d.disk[values[1].offset+200] ^= 4
+			s.SetScrubRate(64 << 20)
+			d.run()
+			damaged := func() bool { return s.pool.Chunks[chunk].State == space.Damaged }
+			d.wait(t, "what the scrub finds", damaged)
+			passes := s.ScrubState().Passes
+			d.wait(t, "a further pass", func() bool {
+				if !damaged() {
+					t.Fatalf("the chunk is %+v before the audit", s.pool.Chunks[chunk])
+				}
+				return s.ScrubState().Passes > passes+3
+			})
+			d.act.Damage = d.act.Damage[:0]
+			s.audit.dueNS = 0
+			d.wait(t, "the audit", func() bool { return !s.audit.wanted && !s.audit.Running })
+			got := map[string]int{}
+			for _, x := range d.act.Damage {
+				for _, v := range values {
+					if x.Offset == v.offset && x.Hash == format.HashKey(s.hashSeed, v.key) {
+						got[string(v.key)]++
+					}
+				}
+			}
+			if len(got) != 2 {
+				t.Errorf("%d of 2 values are reported: %+v", len(got), d.act.Damage)
+			}
+			copy(d.disk[values[0].offset:], was) // the drive reads it again
+			d.wait(t, "the end of the damage", func() bool { return s.pool.Chunks[chunk].Live == 0 || !damaged() })
+			d.wait(t, "the emptied chunk", func() bool { return s.pool.Damaged == 0 && s.compact.suspect == none })
+			for _, v := range values {
+				d.one(t, Request{Op: Get, Key: v.key, Value: make([]byte, 900)}, OK)
+			}
+		})
 	}
 }

@@ -51,8 +51,10 @@ type Walk struct {
 	have, cursor int
 	// most is how much is read at once. It is halved when a read fails, and doubled when one succeeds.
 	most int
-	// lost: the bytes at cursor follow bytes that are no valid record.
-	lost bool
+	// lost: the bytes at cursor follow bytes that are no valid record. follows is then where the record behind a damaged
+	// one begins, if the length in the damaged one's header is right; 0: not known.
+	lost    bool
+	follows format.ChunkOffset
 	// needsMore: the record at cursor has not been read completely.
 	needsMore bool
 	// searched is how many bytes have been checksummed in vain in this call of Next, or the time for it.
@@ -82,7 +84,8 @@ func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 
 // Next returns the next record and its offset in the partition, or nil if there is none, at the moment or any more. The
 // record is a view of the walk's memory and may be used until Piece is called with idle. A damaged record is returned
-// with all bytes behind it, because its header, which has its length, may be wrong, too.
+// with all bytes behind it, because its header, which has its length, may be wrong, too. If the header is right, a
+// damaged record right behind it is returned as well.
 //
 // hot: 0 allocs (for valid records)
 func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
@@ -100,11 +103,17 @@ func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 			if w.lost {
 				w.Holes++
 			}
-			w.cursor, w.lost, w.Sound = w.cursor+n, false, w.Sound+int64(n)
+			w.cursor, w.lost, w.follows, w.Sound = w.cursor+n, false, 0, w.Sound+int64(n)
 			return rec[:n], offset, true
 		}
 		switch inBlock := w.cursor % w.block; {
+		case w.lost && w.Passed() == w.follows && begins:
+			w.damaged(n)
+			return rec, offset, false
 		case w.lost:
+			if w.Passed() == w.follows && zero(rec[:min(w.block-inBlock, len(rec))]) {
+				w.follows = w.follows.RoundUp(w.block) // a group ends here
+			}
 			w.pass()
 			if w.searched += searchStepBytes; begins {
 				w.searched += n
@@ -121,13 +130,25 @@ func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 		default:
 			// A group goes on here, with a record that is damaged. The length that it gives is not used: it might lead
 			// past sound records.
-			w.Damaged++
-			w.pass()
+			if !begins {
+				n = 0
+			}
+			w.damaged(n)
 			return rec, offset, false
 		}
 	}
 	w.needsMore = !all
 	return nil, 0, false
+}
+
+// damaged passes over the beginning of a damaged record, which has that length or 0 if it has none.
+func (w *Walk) damaged(n int) {
+	w.Damaged++
+	w.follows = 0
+	if n > 0 {
+		w.follows = w.Passed().Add(n)
+	}
+	w.pass()
 }
 
 // zero reports whether b contains only zeroes.

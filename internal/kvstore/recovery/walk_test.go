@@ -39,6 +39,8 @@ type valueChunk struct {
 	// bad are the numbers of blocks that cannot be read. reads counts reads.
 	bad   []int
 	reads int
+	// damaged are the offsets of the damaged records that a walk has returned.
+	damaged []int
 }
 
 const valueBlock = 512
@@ -72,7 +74,8 @@ func (c *valueChunk) readable(from, n int) bool {
 	})
 }
 
-// walk returns the offsets of the sound records, and how often Next stopped in a search.
+// walk returns the offsets of the sound records, and how often Next stopped in a search. It adds those of damaged ones
+// to c.damaged.
 func (c *valueChunk) walk(t *testing.T) (found []int, w Walk, stops int) {
 	t.Helper()
 	w = NewWalk(c.pool, valueBlock, make([]byte, WalkBytes(len(c.bytes), 1<<20)))
@@ -97,6 +100,8 @@ func (c *valueChunk) walk(t *testing.T) (found []int, w Walk, stops int) {
 			}
 			if sound {
 				found = append(found, int(c.pool.Within(offset)))
+			} else {
+				c.damaged = append(c.damaged, int(c.pool.Within(offset)))
 			}
 		}
 	}
@@ -148,6 +153,33 @@ func TestAWalkFindsEveryValuePastDamage(t *testing.T) {
 	}
 	if found, w, _ := lay().walk(t); !slices.Equal(found, places) || w.Holes != 0 || w.Damaged != 0 {
 		t.Errorf("nothing is damaged: %d of %d are found, %d holes", len(found), len(places), w.Holes)
+	}
+}
+
+// TestAWalkReturnsDamagedValuesSideBySide, also if a group ends between them, and no place that is none.
+func TestAWalkReturnsDamagedValuesSideBySide(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 20} {
+		for first := range 60 - n {
+			c := newValueChunk(128 << 10)
+			var want, sound []int
+			for at, i := valueBlock, 0; i < 60; i++ {
+				end := c.add(at, 20+i*7, byte(i))
+				if i >= first && i < first+n {
+					c.bytes[at+format.ValueHeaderBytes+i%20] ^= 4
+					want = append(want, at)
+				} else {
+					sound = append(sound, at)
+				}
+				if at = end; i%9 == 0 { // a group ends
+					at = format.RoundUp(at, valueBlock)
+				}
+			}
+			found, w, _ := c.walk(t)
+			if !slices.Equal(c.damaged, want) || w.Damaged != n || !slices.Equal(found, sound) {
+				t.Fatalf("%d values from number %d on: %d are damaged at %v, want %v", n, first, w.Damaged, c.damaged,
+					want)
+			}
+		}
 	}
 }
 
