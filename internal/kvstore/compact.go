@@ -188,9 +188,9 @@ func (s *Store) startVictims(want int) {
 }
 
 // nothingMoves reports that no victim wins any space: there is none, or only victims of values, which wait for room in
-// the key log.
+// the key log. While writes fail, another one of the key log would use up what is left of that.
 func (s *Store) nothingMoves() bool {
-	return s.compact.keys == 0 && (s.compact.values == 0 || s.placeForKeys() <= 0)
+	return s.compact.keys == 0 && (s.compact.values == 0 || s.placeForKeys() <= 0 && !s.failsWrites())
 }
 
 // nextVictim returns the next chunk to empty, or none: one that is worth it if there is little headroom, else one that
