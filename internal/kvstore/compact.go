@@ -208,7 +208,8 @@ func (s *Store) nextVictim() format.ChunkNumber {
 // chooseVictim returns the next chunk to empty, or none. When the last chunk for moved values is in use, only chunks
 // are chosen that fit into the rest of it: a victim that cannot be read to its end has used room without winning any,
 // but what is left of it still fits. If room is lost otherwise and nothing fits, the key log lends a chunk, after its
-// own open chunk was emptied if that is what takes its room, and if it may take another one for that (mayTakeChunk).
+// own open chunk was emptied if that is what takes its room, and if it may take another one for that (mayTakeChunk). It
+// lends none while writes fail, which would use it up.
 func (s *Store) chooseVictim() format.ChunkNumber {
 	c := &s.compact
 	if c.lastResort && s.budget.MovedChunks(false) > 0 {
@@ -221,7 +222,7 @@ func (s *Store) chooseVictim() format.ChunkNumber {
 	place, log := s.placeForKeys(), &s.logs[keyLog]
 	short := place <= 0 || c.blocked
 	switch lends := c.values == 0 && !c.lastResort; {
-	case lends && s.budget.MovedChunks(true) > 0 && place > s.budget.Fill:
+	case lends && s.budget.MovedChunks(true) > 0 && place > s.budget.Fill && !s.failsWrites():
 		c.lastResort = true
 	case (lends || short) && log.chunk != none && !log.opening && s.pool.Free >= s.budget.CheckpointChunks &&
 		int(s.pool.Chunks[log.chunk].Live) < int(log.tail)/2:

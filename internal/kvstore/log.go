@@ -509,8 +509,8 @@ func (s *Store) mayTakeChunk(l int) bool {
 		// this chunk as well.
 		return s.budget.KeyChunks() > 0 ||
 			s.compact.keys > 0 && s.pool.Free == s.budget.CheckpointChunks && !s.failsWrites()
-	case movedLog:
-		return s.budget.MovedChunks(s.compact.lastResort) > 0
+	case movedLog: // a chunk that the key log lends would be used up as well
+		return s.budget.MovedChunks(s.compact.lastResort && !s.failsWrites()) > 0
 	}
 	_, values := s.liveInVictims()
 	return s.budget.MovedChunks(false) > 1 && !s.budget.Crowded() &&
