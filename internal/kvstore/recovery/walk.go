@@ -51,8 +51,8 @@ type Walk struct {
 	have, cursor int
 	// most is how much is read at once. It is halved when a read fails, and doubled when one succeeds.
 	most int
-	// lost: the bytes at cursor follow bytes that are no valid record. follows is then where the record behind a damaged
-	// one begins, if the length in the damaged one's header is right; 0: not known.
+	// lost: the bytes at cursor follow bytes that are no valid record. follows is then where the record behind a
+	// damaged one begins, if the length in the damaged one's header is right; 0: not known.
 	lost    bool
 	follows format.ChunkOffset
 	// needsMore: the record at cursor has not been read completely.
