@@ -162,8 +162,8 @@ func (s *Store) nextToScrub() bool {
 	for range scrubPasses {
 		s.scrub.next = min(s.scrub.next, n-1) // there may be fewer than before
 		c := &s.pool.Chunks[s.scrub.next]
-		// An audit finds what a damaged chunk has lost as long as the chunk is left as damaged.
-		if c.State == space.Damaged && c.Pins == 0 && !s.audit.wanted && !s.audit.Running {
+		// An audit reports what a damaged chunk has lost as long as the chunk is left as damaged.
+		if c.State == space.Damaged && c.Pins == 0 && !s.audit.Running {
 			s.pool.Reseal(s.scrub.next) // what could not be read may be readable now
 		}
 		if c.State == space.Sealed {
