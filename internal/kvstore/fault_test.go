@@ -62,18 +62,7 @@ func anyIOFails(t *testing.T, s uint64) {
 		m.crashIn = 0
 		m.finish()
 		failed += m.failed
-		// A chunk that could not be read is tried again.
-		until := r.now + 5e9
-		for r.now < until && r.step() {
-		}
-		r.now = max(r.now, until)
-		before := m.failed
-		m.random(600, 32)
-		m.settle()
-		if m.failed != before {
-			t.Fatalf("%d requests failed, and no I/O", m.failed-before)
-		}
-		m.compare(false)
+		m.worksAgain(t)
 	}
 	m.stop()
 	m.reopen()

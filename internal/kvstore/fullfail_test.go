@@ -52,18 +52,25 @@ func failInAFullPartition(t *testing.T, s uint64, fail func(m *model, q *ssd.Req
 		m.random(1500, 1+r.rng.IntN(48))
 		r.dev.Fault = nil
 		m.finish()
-		until := r.now + 5e9
-		for r.now < until && r.step() {
-		}
-		r.now = max(r.now, until)
-		before := m.failed
-		m.random(600, 32)
-		m.settle()
-		if m.failed != before {
-			t.Fatalf("%d requests failed, and no I/O", m.failed-before)
-		}
-		m.compare(false)
+		m.worksAgain(t)
 	}
 	m.stop()
 	m.reopen()
+}
+
+// worksAgain tests that no request fails a while after the drive works again: what could not be read is tried again.
+func (m *model) worksAgain(t *testing.T) {
+	t.Helper()
+	r := m.rig
+	until := r.now + 5e9
+	for r.now < until && r.step() {
+	}
+	r.now = max(r.now, until)
+	before := m.failed
+	m.random(600, 32)
+	m.settle()
+	if m.failed != before {
+		t.Fatalf("%d requests failed, and no I/O", m.failed-before)
+	}
+	m.compare(false)
 }
