@@ -32,6 +32,16 @@ func TestIOsFailInAFullPartition(t *testing.T) {
 	}
 }
 
+// TestReadsFailByChance repeats seeds with which a segment was given up because half of all reads have failed for a
+// while. A Put on condition of one of its keys ended with Corrupt, and the values of the others stayed counted.
+func TestReadsFailByChance(t *testing.T) {
+	kvstore.PlainOnly(t)
+	t.Parallel()
+	for _, s := range []uint64{6069727856789, 21820888076841} {
+		anyIOFails(t, s)
+	}
+}
+
 func anyIOFails(t *testing.T, s uint64) {
 	failed, crashes := 0, 0
 	r := newRig(t, s, variant(s, 32))

@@ -1,8 +1,6 @@
 package kvstore
 
 import (
-	"slices"
-
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore/format"
 	"jbofd/internal/kvstore/lookup"
@@ -28,8 +26,8 @@ const (
 type activeSeg struct {
 	state  segState
 	number uint32
-	// tries is how often the record was read in vain.
-	tries uint8
+	// tries is how often the record was read in vain, failed how many reads have failed since the last load began.
+	tries, failed uint8
 	// pays is the payer of the first writer. It is charged for reading the segment.
 	pays payer
 	// chain links the segments of one place of the table, and the free activeSegs. next links the segments of a group.
@@ -103,7 +101,7 @@ func (s *Store) load(i int32) {
 		return
 	}
 	start, length := s.pool.Around(a.entry.Offset(), n, s.cfg.BlockSize)
-	a.lead, a.blocks = uint32(a.entry.Offset()-start), 0
+	a.lead, a.blocks, a.failed = uint32(a.entry.Offset()-start), 0, 0
 	s.read(i, length/s.cfg.BlockSize)
 }
 
@@ -145,6 +143,9 @@ func (s *Store) dispatch(i int32) {
 // segmentRead ends the read of an active segment.
 func (s *Store) segmentRead(i int32, ok bool) {
 	a := &s.segs[i]
+	if !ok {
+		a.failed++
+	}
 	if !ok && a.blocks > 1 {
 		s.read(i, a.blocks-1) // the segment may end before the block that cannot be read
 		return
@@ -172,66 +173,6 @@ func (s *Store) segmentRead(i int32, ok bool) {
 		s.lose(i)
 	}
 	s.schedule(i)
-}
-
-// unreadables are the segments whose reads have failed last. A read that fails says less than one that returns
-// something else: the drive may be unreachable for a while. A segment is lost if its read fails again and again while
-// the drive reads others.
-type unreadables struct {
-	last [8]unreadable
-	// any: there is one in last.
-	any bool
-	// reads is the number of reads of segments that have succeeded, losses how often one was found lost.
-	reads, losses uint64
-	// probed is the segment that was probed last.
-	probed uint32
-}
-
-// unreadable is a segment that was read in vain, tries times since sinceNS. reads is unreadables.reads at that time.
-type unreadable struct {
-	number  uint32
-	entry   lookup.Entry
-	tries   int
-	sinceNS int64
-	reads   uint64
-}
-
-// What it takes for an unreadable segment to count as lost, besides maxTries. settleReads is for one of which a Settle
-// asks, because somebody else has what is lost.
-const (
-	unreadableNS    = 1e9
-	unreadableReads = 100
-	settleReads     = 16
-)
-
-// isLost notes that a read of a segment has failed, and reports whether the segment is lost. That takes so many reads
-// of others.
-func (u *unreadables) isLost(a *activeSeg, now int64, reads uint64) bool {
-	oldest := &u.last[0]
-	for i := range u.last {
-		e := &u.last[i]
-		if e.number == a.number && e.entry == a.entry {
-			e.tries++
-			return e.tries >= maxTries && now-e.sinceNS >= unreadableNS && u.reads-e.reads >= reads
-		}
-		if e.sinceNS < oldest.sinceNS {
-			oldest = e
-		}
-	}
-	*oldest = unreadable{number: a.number, entry: a.entry, tries: 1, sinceNS: now, reads: u.reads}
-	u.any = true
-	return false
-}
-
-// read notes that a segment was read.
-func (u *unreadables) read(a *activeSeg) {
-	u.reads++
-	for i := range u.last {
-		if e := &u.last[i]; u.any && e.number == a.number && e.entry == a.entry {
-			*e = unreadable{}
-			u.any = slices.ContainsFunc(u.last[:], func(e unreadable) bool { return e.tries > 0 })
-		}
-	}
 }
 
 // maxTries is how often a segment is read before it counts as lost.
@@ -531,6 +472,7 @@ func (s *Store) segmentWritten(i int32, placed bool, st Status) {
 		return
 	}
 	s.tbl.Set(a.number, a.entry)
+	s.unreadable.replaced(a.number)
 	s.countDead(a, before)
 	if a.merging {
 		s.mergeDone()
