@@ -157,11 +157,12 @@ type task struct {
 }
 
 // differing are the sub-ranges of a part that were found to differ: one bit each in differ, and in copied if it is to
-// be copied without comparing it further.
+// be copied without comparing it further. Those in joined are copied together with the one before them: 2^n of them,
+// which are a part.
 type differing struct {
-	first          uint64
-	bits           uint8 // of each
-	differ, copied uint64
+	first                  uint64
+	bits                   uint8 // of each
+	differ, copied, joined uint64
 }
 
 // pass is the state of a member that is filled.
@@ -289,9 +290,10 @@ func (p *pass) take(t *task) bool {
 			continue
 		}
 		n := bits.TrailingZeros64(d.differ)
-		d.differ &^= 1 << n
+		with := bits.TrailingZeros64(^(d.joined >> n >> 1)) // a power of two less 1
+		d.differ &^= (2<<with - 1) << n
 		*t = task{state: taskWanted, copied: d.copied>>n&1 != 0, attempt: t.attempt,
-			Part: Part{First: d.first + uint64(n)<<d.bits, Bits: d.bits}}
+			Part: Part{First: d.first + uint64(n)<<d.bits, Bits: d.bits + uint8(bits.Len(uint(with)))}}
 		return true
 	}
 	return false
@@ -451,14 +453,53 @@ func (r *Replica) compare(t *task, own []Sum) {
 			continue
 		}
 		d.differ |= 1 << i
-		// Comparing further saves nothing where one of them has nothing, or both have little.
-		fewer, more := min(own[i].Count, theirs.Count), max(own[i].Count, theirs.Count)
-		if fewer == 0 || more <= r.leaf || d.bits == 0 {
+		if more := max(own[i].Count, theirs.Count); d.bits == 0 || more <= r.leaf || theirs.Count == 0 ||
+			lacksMost(own[i].Count, theirs.Count) {
 			d.copied |= 1 << i
 		}
 	}
+	d.join(t.Sums)
 	t.state, t.Sums = taskIdle, nil
 	if d.differ != 0 {
 		r.pass.differing = append(r.pass.differing, d)
 	}
+}
+
+const (
+	// spared is the part of the objects that comparing further has to spare: then at most 1.1 times of what differs is
+	// copied. Of fewSpared objects or less it has to spare a quarter: an answer takes longer than to copy so few.
+	spared, fewSpared = 11, 4
+	// joinedMost is how many objects sub-ranges have together that are copied as one part. A batch that is asked for
+	// takes much longer than what is in it if that is a few objects; parts with more than that have batches enough.
+	joinedMost = 256
+)
+
+// lacksMost reports whether comparing further would spare so few objects that it is not worth it, because the member
+// has hardly any of them: live writes of one that had nothing before.
+func lacksMost(own, theirs uint64) bool { return own <= max(theirs/spared, min(theirs/4, fewSpared)) }
+
+// join joins sub-ranges that are copied, and those between them in which there is nothing, as far as they are parts of
+// few objects.
+func (d *differing) join(theirs []Sum) {
+	for size := len(theirs); size > 1; size /= 2 {
+		for first := 0; first < len(theirs); first += size {
+			all := (uint64(1)<<(size-1)<<1 - 1) << first
+			if d.joined&all == 0 && d.differ&all != 0 && d.mayJoin(theirs[first:first+size], first) {
+				d.differ, d.copied, d.joined = d.differ|all, d.copied|all, d.joined|all&^(1<<first)
+			}
+		}
+	}
+}
+
+// mayJoin reports whether the sub-ranges from first on, of which these are the digests, are to be copied together.
+func (d *differing) mayJoin(theirs []Sum, first int) bool {
+	objects := uint64(0)
+	for i, sum := range theirs {
+		differs, copied := d.differ>>(first+i)&1 != 0, d.copied>>(first+i)&1 != 0
+		if differs && !copied || !differs && sum.Count > 0 || sum.Count > joinedMost {
+			return false
+		}
+		objects += sum.Count
+	}
+	return objects <= joinedMost
 }

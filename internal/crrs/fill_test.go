@@ -181,6 +181,89 @@ func TestAnEmptyMemberIsCopiedOnce(t *testing.T) {
 	}
 }
 
+// TestAFewObjectsAreCopiedInFewBatches: a batch that is asked for takes much longer than a few objects in it. Live
+// writes of the member are few, too.
+func TestAFewObjectsAreCopiedInFewBatches(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 5))
+	for _, c := range []struct{ objects, live, compared, batches int }{
+		{200, 0, 1, 200/16 + 1},
+		{200, 5, 6, 40},
+		{1500, 75, 12, 180},
+	} {
+		source, had := map[uint64]uint64{}, map[uint64]uint64{}
+		for i := range c.objects {
+			at := rng.Uint64()
+			if source[at] = 3; i < c.live {
+				source[at], had[at] = 1<<20+9, 1<<20+9
+			}
+		}
+		copier, filling := newRangeStore(source), newRangeStore(had)
+		p := fillOnce(t, copier, filling, 2)
+		t.Logf("%d objects, %d of them live: %+v", c.objects, c.live, p)
+		if !slices.Equal(copier.positions, filling.positions) || p.Compared > uint64(c.compared) ||
+			p.Batches > uint64(c.batches) {
+			t.Errorf("%d of %d objects, %+v; want at most %d digests and %d batches", len(filling.positions), c.objects,
+				p, c.compared, c.batches)
+		}
+	}
+}
+
+// TestPartsAreWhatDiffers draws digests and looks at the parts that are made of them: each sub-range that differs is in
+// one of them, and one that does not differ only if there is nothing in it.
+func TestPartsAreWhatDiffers(t *testing.T) {
+	seed := *seedFlag
+	if seed == 0 {
+		seed = rand.Uint64()
+	}
+	t.Logf("-seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 6))
+	for range 2000 {
+		bits := uint8(1 + rng.IntN(64))
+		n := 1 << min(bits, fanBits)
+		part := Part{First: rng.Uint64() &^ (1<<bits - 1), Bits: bits, Sums: make([]Sum, n)}
+		if bits == 64 {
+			part.First = 0
+		}
+		own := make([]Sum, n)
+		most := 1 + rng.Uint64N(1<<rng.IntN(12))
+		for i := range n {
+			if part.Sums[i].Count = rng.Uint64N(most); part.Sums[i].Count > 0 {
+				part.Sums[i].Hash = 1
+			}
+			if own[i] = part.Sums[i]; rng.IntN(3) > 0 {
+				own[i] = Sum{Count: rng.Uint64N(1 + most*rng.Uint64N(3)/2), Hash: 2}
+			}
+		}
+		r := New(Config{Window: 8, Reads: 1, Bits: 64, Parts: 1, Leaf: 1})
+		theirs := part.Sums
+		first := &task{Part: part}
+		r.compare(first, own)
+		seen := make([]int, n)
+		var next task
+		for r.pass.take(&next) {
+			width := bits - min(bits, fanBits)
+			from, count := (next.First-part.First)>>width, 1<<(next.Bits-width)
+			objects := uint64(0)
+			if next.Bits < 64 && next.First&(1<<next.Bits-1) != 0 || int(from)+count > n {
+				t.Fatalf("part %x of %d bits in %x of %d", next.First, next.Bits, part.First, bits)
+			}
+			for i := range count {
+				seen[int(from)+i]++
+				objects += theirs[int(from)+i].Count
+			}
+			if count > 1 && (!next.copied || objects > joinedMost) {
+				t.Fatalf("%d sub-ranges with %d objects together, copied: %v", count, objects, next.copied)
+			}
+		}
+		for i := range n {
+			differs := own[i] != theirs[i]
+			if differs && seen[i] != 1 || seen[i] > 1 || !differs && seen[i] > 0 && own[i].Count > 0 {
+				t.Fatalf("sub-range %d is in %d parts; differs: %v, %d objects", i, seen[i], differs, own[i].Count)
+			}
+		}
+	}
+}
+
 // TestAPartWithoutUsableDigestsIsCopied: a copier that answers with too few digests, or too many, would do so again.
 func TestAPartWithoutUsableDigestsIsCopied(t *testing.T) {
 	for _, n := range []int{0, 63, 65} {
