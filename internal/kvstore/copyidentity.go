@@ -20,7 +20,7 @@ func (o *op) entry() nvme.KVEntry {
 
 // applyIdentified stores an entry that has identities. The key's item is at offset at, or there is none if that is 0.
 func (s *Store) applyIdentified(a *activeSeg, at int, o *op, e nvme.KVEntry) bool {
-	ids, evicted := s.mergeIdentities(format.Segment(a.buf), at, e)
+	ids, evicted := s.mergeIdentities(format.Segment(a.buf), at, &s.copyIns[o.copyIn-1], e)
 	return s.applyMerged(a, at, o, ids, evicted, e.Gone())
 }
 
@@ -103,24 +103,31 @@ func (s *Store) applyGiven(a *activeSeg, at int, o *op) bool {
 	return s.applyMerged(a, at, o, ids, evicted && len(ids) > 0, false)
 }
 
-// mergeIdentities returns the identities that a key will have with those of an entry, and whether others were dropped
-// before their time. They are valid until the next call.
-func (s *Store) mergeIdentities(seg format.Segment, at int, e nvme.KVEntry) (ids []format.Identity, evicted bool) {
+// mergeIdentities returns the identities that a key will have with those of an entry of a CopyIn, and whether others
+// were dropped before their time. They are valid until the next call.
+func (s *Store) mergeIdentities(seg format.Segment, at int, c *copyIn, e nvme.KVEntry) (ids []format.Identity,
+	evicted bool) {
 	ids = s.identities[:0]
 	if at != 0 {
 		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Item(at).Evicted()
 	}
 	for i := range e.Identities() {
-		id := e.Identity(i)
+		id := c.identity(e, i)
 		if id.KeepUntil != 0 && id.KeepUntil <= s.wall {
 			continue
 		}
 		var more bool
-		ids, more = format.MergeIdentities(ids, format.Identity{Client: id.Client, Seq: id.Seq, Outcome: uint8(OK),
-			Version: id.Version, KeepUntil: id.KeepUntil})
+		ids, more = format.MergeIdentities(ids, id)
 		evicted = evicted || more || e.Evicted()
 	}
 	return ids, evicted && len(ids) > 0
+}
+
+// identity is identity i of an entry of a CopyIn.
+func (c *copyIn) identity(e nvme.KVEntry, i int) format.Identity {
+	id := e.Identity(i)
+	return format.Identity{Client: id.Client, Seq: id.Seq, Outcome: uint8(OK), Version: id.Version,
+		KeepUntil: c.until(id.KeepUntil)}
 }
 
 // moreIdentities is how much longer a segment becomes by identities in place of those that a key has.
@@ -157,7 +164,8 @@ func says(e nvme.KVEntry, it format.Item) bool {
 //
 // Whether others were dropped before their time is what the entry says, as long as the key has an identity up to the
 // clock: then none above it was dropped, as the oldest go first. Otherwise it stays as it is.
-func clearIdentities(seg format.Segment, at int, e nvme.KVEntry, clock uint64) bool {
+func (c *copyIn) clearIdentities(seg format.Segment, at int, e nvme.KVEntry) bool {
+	clock := c.clearing.clock
 	var buf, kept [format.MaxIdentities]format.Identity
 	has := seg.AppendIdentities(buf[:0], at, 0)
 	if len(has) == 0 {
@@ -165,7 +173,7 @@ func clearIdentities(seg format.Segment, at int, e nvme.KVEntry, clock uint64) b
 	}
 	keeps := kept[:0]
 	for i := range has {
-		if has[i].Version > clock || namedBy(e, &has[i]) {
+		if has[i].Version > clock || c.names(e, &has[i]) {
 			keeps = append(keeps, has[i])
 		}
 	}
@@ -181,14 +189,13 @@ func clearIdentities(seg format.Segment, at int, e nvme.KVEntry, clock uint64) b
 	return true
 }
 
-// namedBy reports whether an entry, or nil, has an identity.
-func namedBy(e nvme.KVEntry, id *format.Identity) bool {
+// names reports whether an entry of a CopyIn, or nil, has an identity.
+func (c *copyIn) names(e nvme.KVEntry, id *format.Identity) bool {
 	if e == nil {
 		return false
 	}
 	for i := range e.Identities() {
-		o := e.Identity(i)
-		if id.Equal(&format.Identity{Client: o.Client, Seq: o.Seq, Version: o.Version, KeepUntil: o.KeepUntil}) {
+		if o := c.identity(e, i); id.Equal(&o) {
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package kvstore
 
 import (
+	"math"
 	"math/bits"
 
 	"jbofd/internal/kvstore/format"
@@ -39,8 +40,9 @@ type copyIn struct {
 	// applied counts the entries that have changed something. status is the first that was not as it should be.
 	applied int
 	status  Status
-	// restores is Request.Restore.
+	// restores is Request.Restore, ahead is Request.AheadSeconds.
 	restores bool
+	ahead    int64
 	// valid: the batch is valid, so that it may be applied. Until then checker says how far that is known; summed: the
 	// checksum is right. dropped: a Drop on the list covers an entry.
 	checker                nvme.KVChecker
@@ -70,7 +72,8 @@ func (s *Store) submitCopyIn(r *Request) bool {
 		return true
 	}
 	*c = copyIn{b: b[:b.LenBytes()], tag: r.Tag, pays: payerOf(r.Tenant, r.Background), next: nvme.KVRangeHeaderBytes,
-		restores: r.Restore, checker: checker, index: c.index[:0], clearing: clearing{clock: r.Version}}
+		restores: r.Restore, ahead: r.AheadSeconds, checker: checker, index: c.index[:0],
+		clearing: clearing{clock: r.Version}}
 	s.copying++
 	return true
 }
@@ -171,7 +174,7 @@ func (s *Store) beginEntry(i int32) bool {
 	r := Request{Op: Put, Condition: IfNewer, Tenant: c.pays.tenant, Key: e.Key(), Value: e.Value(),
 		Version: e.Version(), Expires: e.Expires()}
 	if !e.Exists() {
-		r.Op, r.Tombstone = Delete, e.Tombstone()
+		r.Op, r.Tombstone, r.Expires = Delete, e.Tombstone(), c.until(e.Expires())
 	}
 	st := OK
 	if (r.Op == Put || e.Identities() > 0) && s.isFull(&r, e.Identities()) {
@@ -195,6 +198,14 @@ func (s *Store) beginEntry(i int32) bool {
 		s.ops[k].value = e
 	}
 	return true
+}
+
+// until is a time until which an entry of a CopyIn keeps something, by the time of day of the store; 0: for ever.
+func (c *copyIn) until(t uint32) uint32 {
+	if t == 0 {
+		return 0
+	}
+	return uint32(max(1, min(int64(t)+c.ahead, math.MaxUint32)))
 }
 
 // entryDone ends the op of an entry.

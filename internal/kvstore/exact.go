@@ -127,7 +127,7 @@ func (s *Store) applyClear(a *activeSeg, o *op) bool {
 			seg.Remove(at)
 			o.want++
 			continue
-		case clearIdentities(seg, at, e, c.clock):
+		case in.clearIdentities(seg, at, e):
 			if o.want++; seg.Settle(at) {
 				continue
 			}

@@ -204,6 +204,10 @@ type Request struct {
 	// Restore: a CopyIn also stores objects of keys that do not exist but had a newer version of which identities are
 	// left, with a new version. Tombstones count nevertheless.
 	Restore bool
+	// AheadSeconds: a CopyIn adds so many seconds to the times until which its batch keeps identities and tombstones.
+	// That is by how much the time of day of this store is ahead of that of the source, so that they are kept here for
+	// as long as there.
+	AheadSeconds int64
 	// Expires is when the object that a Put stores does not exist any more, in unix seconds; 0: never. For a Delete
 	// with a Tombstone it is when that may be dropped; 0: never.
 	Expires uint32

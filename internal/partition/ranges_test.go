@@ -4,6 +4,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
@@ -331,4 +332,39 @@ func TestARangeThatWaitsForSwappedKeysEndsEarly(t *testing.T) {
 		t.Errorf("the Scan ends with status %d", q.Status)
 	}
 	b.close()
+}
+
+// TestACopyInSaysHowMuchTheTimesOfDayDiffer: the store keeps identities for so much longer.
+func TestACopyInSaysHowMuchTheTimesOfDayDiffer(t *testing.T) {
+	r := newRig(t, partitionBytes, nil, inMemory(partitionBytes))
+	p := r.mustOpen(true)
+	h := newHost(p, 1, 8, 1<<16)
+	until := uint32(time.Now().Unix()) + 1000
+	put := h.add(kvstore.Put, 1, 100)
+	put.ID = kvstore.Identity{Client: 1, Seq: 1, KeepUntil: until}
+	p.Submit(&h.batch)
+	h.wait()
+	var batch []byte
+	copied := func() (keepUntil uint32) {
+		h.walk(t, kvstore.CopyOut, 1<<16, func(b nvme.KVRange) {
+			e, _ := b.EntryAt(nvme.KVRangeHeaderBytes)
+			batch, keepUntil = append([]byte(nil), b...), e.Identity(0).KeepUntil
+		})
+		return keepUntil
+	}
+	for _, want := range []uint32{until, until + 77, until + 77} {
+		if got := copied(); got != want {
+			t.Fatalf("the identity is kept until %d, want %d", got, want)
+		}
+		in := h.ranged(kvstore.CopyIn, nvme.KVCursor{}, len(batch))
+		copy(in.Value, batch)
+		if in.AheadSeconds = 0; want == until {
+			in.AheadSeconds = 77
+		}
+		p.Submit(&h.batch)
+		if in = h.wait()[0]; in.Status != kvstore.OK {
+			t.Fatalf("a CopyIn: status %d", in.Status)
+		}
+	}
+	r.close(p)
 }

@@ -47,9 +47,10 @@ type Request struct {
 	KeepSeconds uint32
 	// Background: what a Request for a range does to the drive is paid for as compaction is, and not by the tenant.
 	Background bool
-	// Restore and Sound are those of the kvstore.Request.
-	Restore bool
-	Sound   uint64
+	// Restore, AheadSeconds and Sound are those of the kvstore.Request.
+	Restore      bool
+	AheadSeconds int64
+	Sound        uint64
 	// Tenant is the pipeline's number for who pays.
 	Tenant tenant.ID
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.

@@ -274,7 +274,7 @@ func (p *Partition) startNext(w *waiting, now int64) (taken, refused bool) {
 	q.Op, q.Condition, q.Tag, q.Tenant = r.Op, r.Condition, uint64(tag), r.Tenant
 	q.Key, q.Value, q.Room = r.Key[:min(int(r.KeyLen), len(r.Key))], r.Value, r.Room
 	q.Version, q.Given, q.Expires, q.Tombstone, q.ID = r.Version, r.Given, r.Expires, r.Tombstone, r.ID
-	q.Background, q.Restore, q.Sound = r.Background, r.Restore, r.Sound
+	q.Background, q.Restore, q.AheadSeconds, q.Sound = r.Background, r.Restore, r.AheadSeconds, r.Sound
 	if r.Op.IsRange() {
 		q.Range = r.Range
 	}

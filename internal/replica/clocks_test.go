@@ -3,6 +3,7 @@ package replica
 import (
 	"testing"
 
+	"jbofd/internal/crrs"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 )
@@ -66,5 +67,26 @@ func TestClocksOfNodesNeedNotAgree(t *testing.T) {
 				t.Errorf("the Delete is tried again with %+v", out.Requests)
 			}
 		})
+	}
+}
+
+// TestABatchIsKeptForAsLongAsByItsCopier: the store learns how much the time of day of this node is ahead of that of
+// the copier, unless they nearly agree.
+func TestABatchIsKeptForAsLongAsByItsCopier(t *testing.T) {
+	for _, c := range []struct{ ahead, want int64 }{{0, 0}, {keepMargin, 0}, {-keepMargin, 0},
+		{keepMargin + 1, keepMargin + 1}, {-240, -240}, {9 * 3600, 9 * 3600}} {
+		role := tailRole
+		role.Filling = true
+		r, out := alone(t, role), Actions{}
+		r.SetTime(1, testWall)
+		b := nvme.NewKVRange(make([]byte, 1000), nvme.KVCopy, 0, 1<<64-1, nvme.KVCursorAt(0, nil))
+		b.SetTime(uint32(testWall - c.ahead))
+		b.Seal()
+		r.acts.Ranges = append(r.acts.Ranges, crrs.RangeOp{Kind: crrs.CopyIn, Data: b[:b.LenBytes()]},
+			crrs.RangeOp{Kind: crrs.CopyIn, Data: b[:3]})
+		r.beginRanges(&out)
+		if len(out.Requests) != 2 || out.Requests[0].AheadSeconds != c.want || out.Requests[1].AheadSeconds != 0 {
+			t.Errorf("ahead by %d s: %+v", c.ahead, out.Requests)
+		}
 	}
 }

@@ -187,6 +187,20 @@ func (r *Replica) keepLonger(q *kvstore.Request) {
 	}
 }
 
+// ahead is how many seconds the time of day of this node is ahead of that of the one that has read a batch, so that
+// the identities and tombstones in it are kept here for as long as there. It includes the time since then. Times that
+// nearly agree count as the same: then both have the same identities, and they are not copied again when the member
+// comes back.
+func (r *Replica) ahead(batch nvme.KVRange) int64 {
+	if len(batch) < nvme.KVRangeHeaderBytes {
+		return 0 // the store refuses it
+	}
+	if d := int64(r.wall) - int64(batch.Time()); d < -keepMargin || d > keepMargin {
+		return d
+	}
+	return 0
+}
+
 // wallIn is the time of day of an instant that is so many seconds from now.
 func (r *Replica) wallIn(seconds uint32) uint32 {
 	return uint32(min(uint64(r.wall)+uint64(seconds), math.MaxUint32))
@@ -236,7 +250,7 @@ func (r *Replica) beginRanges(out *Actions) {
 			r.ops.Links.Push(&r.copying, n)
 			continue
 		case crrs.CopyIn:
-			q.Op, q.Value, q.Version = kvstore.CopyIn, rop.Data, rop.Clock
+			q.Op, q.Value, q.Version, q.AheadSeconds = kvstore.CopyIn, rop.Data, rop.Clock, r.ahead(rop.Data)
 			if r.isTooFull(&rop) {
 				r.endRanged(n, crrs.GivenUp)
 				continue

@@ -39,7 +39,7 @@ func (g *Replicas) store(m *member, q *kvstore.Request) {
 	s.Op, s.Condition, s.Value, s.Version, s.Given = q.Op, q.Condition, q.Value, q.Version, q.Given
 	s.Expires, s.Tombstone, s.ID, s.Range, s.Background, s.Tenant = q.Expires, q.Tombstone, q.ID, q.Range, q.Background,
 		q.Tenant
-	s.Sound = q.Sound
+	s.Sound, s.AheadSeconds = q.Sound, q.AheadSeconds
 	s.KeyLen = uint8(copy(s.Key[:], q.Key))
 	s.kind = kindOf(q.Op)
 	s.look = g.silence.began(s.kind)
