@@ -155,7 +155,7 @@ func (s *Store) uncommitted(i format.ChunkNumber) bool {
 		return false
 	}
 	for k := range s.compact.slots {
-		if sl := &s.compact.slots[k]; sl.scrub && sl.Chunk == i {
+		if sl := &s.compact.slots[k]; sl.scrub && s.scrub.pinned && sl.Chunk == i {
 			pins--
 		}
 	}

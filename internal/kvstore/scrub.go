@@ -33,6 +33,10 @@ type Damage struct {
 type scrubState struct {
 	// next is the chunk that is read next.
 	next format.ChunkNumber
+	// pinned: the chunk that is being read is pinned, because the scrub does not wait for the time of the next piece.
+	// While it waits, which may take hours, the chunk may be emptied and used again. epoch is that of the chunk.
+	pinned bool
+	epoch  space.Epoch
 	// dueNS is when the next piece may be read.
 	dueNS int64
 	// passed is how many chunks in a row were not to be read. resting: this turn has done as much as it has time for.
@@ -117,6 +121,9 @@ func (s *Store) scrubStep() {
 		}
 		return
 	case s.now < s.scrub.dueNS:
+		if s.scrub.pinned && !sl.Reading && sl.running == 0 {
+			s.pinScrubbed(sl, false)
+		}
 		s.wake(s.scrub.dueNS)
 		return
 	case s.scrub.resting:
@@ -126,8 +133,16 @@ func (s *Store) scrubStep() {
 			return
 		}
 		sl.Begin(s.scrub.next)
-		sl.busy, sl.scrub = true, true
-		s.pool.Pin(sl.Chunk)
+		sl.busy, sl.scrub, s.scrub.epoch = true, true, s.pool.Chunks[sl.Chunk].Epoch
+		s.pinScrubbed(sl, true)
+	case !s.scrub.pinned:
+		if !s.isScrubbed(sl) {
+			s.nextChunk()
+			s.endScrub(sl)
+			s.progress++
+			return
+		}
+		s.pinScrubbed(sl, true)
 	}
 	s.checkRecords(sl)
 	if n := s.readPiece(sl); n > 0 {
@@ -143,6 +158,25 @@ func (s *Store) scrubStep() {
 		s.endScrub(sl)
 		s.progress++
 	}
+}
+
+// pinScrubbed pins the chunk that is being read, or undoes that.
+func (s *Store) pinScrubbed(sl *slot, pin bool) {
+	if s.scrub.pinned = pin; pin {
+		s.pool.Pin(sl.Chunk)
+	} else {
+		s.pool.Unpin(sl.Chunk)
+	}
+}
+
+// isScrubbed reports whether the chunk in which the scrub has rested still has what has been read of it, and may have
+// more.
+func (s *Store) isScrubbed(sl *slot) bool {
+	if int(sl.Chunk) >= len(s.pool.Chunks) {
+		return false
+	}
+	c := &s.pool.Chunks[sl.Chunk]
+	return c.State == space.Sealed && c.Epoch == s.scrub.epoch
 }
 
 // nextChunk lets the scrub go on with the next chunk.
@@ -188,7 +222,9 @@ func (s *Store) endScrub(sl *slot) {
 		return
 	}
 	sl.busy, sl.scrub = false, false
-	s.pool.Unpin(sl.Chunk)
+	if s.scrub.pinned {
+		s.pinScrubbed(sl, false)
+	}
 }
 
 // checkRecords checks records that were read.

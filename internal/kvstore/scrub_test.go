@@ -193,3 +193,57 @@ func TestAnAuditFindsDamagedValuesBehindADamagedHeader(t *testing.T) {
 		})
 	}
 }
+
+// TestARestingScrubKeepsNoChunk: between two pieces, which may be hours, the chunk that the scrub reads is released
+// when nothing in it is live, or emptied and used again. The scrub goes on with another one.
+func TestARestingScrubKeepsNoChunk(t *testing.T) {
+	for _, how := range []string{"deleted", "emptied", "emptied and used again"} {
+		t.Run(how, func(t *testing.T) {
+			d := newInstant(t, Config{PartitionBytes: 16 << 20, BlockSize: 512, ChunkBytes: 256 << 10})
+			val := make([]byte, 1000)
+			d.put(0, 4000, func(i int) uint64 { return uint64(i) }, val, 64)
+			s, all := d.s, d.liveValues()
+			chunk := s.pool.Of(all[len(all)/2].offset)
+			s.scrub.next = chunk
+			s.SetScrubRate(16) // a piece in hours
+			d.run()
+			sl := &s.compact.slots[len(s.compact.slots)-1]
+			if !sl.scrub || sl.Chunk != chunk || sl.Ended() || s.scrub.dueNS < d.now+3600e9 {
+				t.Fatalf("the scrub does not rest in chunk %d: %+v", chunk, s.scrub)
+			}
+			epoch := s.pool.Chunks[chunk].Epoch
+			if how == "deleted" {
+				for _, v := range all {
+					if s.pool.Of(v.offset) == chunk {
+						d.one(t, Request{Op: Delete, Key: v.key}, OK)
+					}
+				}
+			} else {
+				s.compact.suspect = chunk
+				d.run()
+			}
+			if st := s.pool.Chunks[chunk].State; st == space.Sealed || st == space.Victim {
+				t.Fatalf("the chunk is in state %d", st)
+			}
+			for n := 0; how == "emptied and used again" && s.pool.Chunks[chunk].Epoch == epoch; n++ {
+				if d.put(0, 4000, func(i int) uint64 { return uint64(i) }, val, 64); n > 20 {
+					t.Fatal("the chunk is not used again")
+				}
+			}
+			d.act.Damage = d.act.Damage[:0]
+			s.SetScrubRate(64 << 20)
+			d.wait(t, "a further pass", func() bool { return s.ScrubState().Passes > 1 })
+			if len(d.act.Damage) > 0 || s.pool.Damaged > 0 {
+				t.Errorf("something is damaged: %+v", d.act.Damage)
+			}
+			for i := range s.pool.Chunks {
+				if c := &s.pool.Chunks[i]; c.Pins > 1 || c.Pins > 0 && !s.scrub.pinned {
+					t.Errorf("chunk %d stays pinned: %+v", i, c)
+				}
+			}
+			if err := s.Recount(d.disk, true); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
