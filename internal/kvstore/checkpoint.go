@@ -78,6 +78,9 @@ type ckptState struct {
 	// began. An outcome that was indeterminate is known once a checkpoint covers it.
 	covered, covering uint64
 	retryNS           int64
+	// failed counts the writes of checkpoints that have failed since the last durable one, the first at sinceNS.
+	failed  int
+	sinceNS int64
 	// beforeStop is Stats.CheckpointBytes at the time of Stop.
 	beforeStop int64
 }
@@ -425,6 +428,11 @@ func (s *Store) checkpointWritten(ok bool) {
 	c := &s.ckpt
 	flushed := c.flushing
 	c.busy, c.flushing = false, false
+	if !ok {
+		if c.failed++; c.failed == 1 {
+			c.sinceNS = s.now
+		}
+	}
 	if !ok && s.settling {
 		s.failOpening(fmt.Errorf("%w: its first checkpoint could not be written", ErrPartition))
 		return
@@ -484,7 +492,7 @@ func (s *Store) endCheckpoint() {
 	c.stage, c.durable, c.full = ckptEnd, true, format.Superblock(s.super).FullPages() == 0
 	s.sweep(s.freePending)
 	s.pool.KeyEpoch = format.Summary(c.summary[:]).KeyEpoch()
-	c.covered = c.covering
+	c.covered, c.failed = c.covering, 0
 	s.endLeaving()
 	s.pool.Hold = s.failures != c.covered || s.cfg.Volatile
 	s.settling, s.resize.noteAfter = false, false

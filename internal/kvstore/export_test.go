@@ -439,5 +439,11 @@ func (s *Store) Table() (entries []byte, increment bool) {
 // Position is the position of a key.
 func (s *Store) Position(key []byte) uint64 { return bits.Reverse64(format.HashKey(s.hashSeed, key)) }
 
+// LacksCheckpoint reports that writes wait for no checkpoint, because none could be written for so long.
+func (s *Store) LacksCheckpoint() bool { return s.lacksCheckpoint() }
+
+// PatienceNS is how long writes wait for what fails.
+const PatienceNS = patienceNS
+
 // DropsLeft is how many Drops are on the list.
 func (s *Store) DropsLeft() int { return len(s.drops.list) }
