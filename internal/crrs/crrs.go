@@ -348,10 +348,11 @@ type Config struct {
 	LockKeys bool
 }
 
-// The versions of a new ChainHead begin at firstVersion, or at a distance of versionGap from those that it has seen if
-// that is more. ChainHeads before it may have given versions to writes that no other replica has seen, and that one of
-// their stores still has when it is filled: all of them must be lower. Only what is under way may be unseen, so that
-// the gap is enough where an epoch had more writes than versions.
+// The versions that a ChainHead gives in an epoch begin at firstVersion, or at a distance of versionGap from those that
+// it has seen if that is more. ChainHeads before it may have given versions to writes that no other replica has seen,
+// and that one of their stores still has when it is filled: all of them must be lower. Only what is under way may be
+// unseen, so that the gap is enough where an epoch had more writes than versions. A ChainHead that stays one begins
+// anew all the same: it may have missed a view in which another one led.
 //
 // A store takes versions below 2^62, and an epoch has 32 bits. The first manyEpochs get epochVersions each, half of
 // all, so that a chain whose members come and go for years has fewer for each, but never none.

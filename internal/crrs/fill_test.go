@@ -370,3 +370,21 @@ func TestVersionsGrowWithEpochs(t *testing.T) {
 		given = append(given, v)
 	}
 }
+
+// TestAChainHeadThatHasMissedAViewBeginsAboveIt: another member may have led in that, and given versions to writes that
+// nobody else has seen, and that its store still has when it is filled.
+func TestAChainHeadThatHasMissedAViewBeginsAboveIt(t *testing.T) {
+	var out Actions
+	r := New(Config{Window: 8, Reads: 4, Bits: 64, Parts: 1})
+	r.Advance(1)
+	r.Extend(1 << 60)
+	r.SetRole(headOfTwo, &out)
+	role := headOfTwo
+	role.Epoch += 2
+	r.SetRole(role, &out)
+	r.Write(Write{Op: Put, Key: Key{Len: 1}, Tag: 1}, &out)
+	if v := out.Stores[0].Version; v <= firstVersion(role.Epoch-1)+versionGap {
+		t.Errorf("version %d in epoch %d; the ChainHead of the epoch before began with %d", v, role.Epoch,
+			firstVersion(role.Epoch-1))
+	}
+}

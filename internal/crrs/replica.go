@@ -206,7 +206,6 @@ func (r *Replica) SetRole(role Role, out *Actions) {
 // become takes the role of a view, which is another one than was. stayed: the replica has the data and the writes of
 // its membership.
 func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
-	wasHead := was.Member && was.head()
 	pending := r.takePending()
 	r.role = role
 	r.seq, r.applied, r.above, r.committed, r.toldDurable, r.toldCommitted = 0, 0, 0, 0, 0, 0
@@ -235,10 +234,8 @@ func (r *Replica) become(role, was Role, stayed bool, out *Actions) {
 		r.send(role.Predecessor, Message{Kind: Sync}, out)
 		return
 	}
-	if !wasHead {
-		r.version = max(r.version+versionGap, firstVersion(role.Epoch))
-	}
-	r.version = max(r.version, 1)
+	// Also when it was the ChainHead by the last view that it has seen: another one may have led in one that it missed.
+	r.version = max(r.version+versionGap, firstVersion(role.Epoch))
 	r.base = r.version
 	r.adoptSound(was, stayed)
 	for n := r.unordered.N; n > 0; n-- {

@@ -36,8 +36,36 @@ func (s *sim) reportYield(n *node) {
 		}
 		next := slices.Delete(slices.Clone(s.chain), at, at+1)
 		s.chain = slices.Insert(next, 0, s.chain[at])
+		if !s.calm && s.rng.IntN(4) > 0 {
+			s.overtake(n, s.nodes[s.chain[0]])
+		}
 		s.newEpoch()
 	})
+}
+
+// overtake has a node miss the next view. The ChainHead of that takes writes and dies, so that the view after it, which
+// is the next one that the node sees, may have the node as the ChainHead again.
+func (s *sim) overtake(n, head *node) {
+	missed := s.epoch + 1
+	s.unseen[n.id] = missed
+	s.after(s.upTo(200*ms), func() {
+		if !s.calm {
+			s.kill(head)
+		}
+	})
+	s.after(lease+s.upTo(2*lease), func() {
+		if s.unseen[n.id] == missed { // not one that is missed since
+			delete(s.unseen, n.id)
+		}
+	})
+}
+
+// sees hands a node's Replica a view.
+func (s *sim) sees(n *node, role Role, setRole func(Role, *Actions), out *Actions) {
+	if was := n.r.role; was.Member && was.head() && role.Member && role.head() && role.Epoch > was.Epoch+1 {
+		s.overtaken++
+	}
+	setRole(role, out)
 }
 
 // watchLastCopies lets one member go on alone if none can take part any more: they lack data, or are new processes. One

@@ -173,23 +173,23 @@ func TestACopyIsNotHeldForLong(t *testing.T) {
 }
 
 // TestWhatAStoreIsAskedForMustBeSound if others can be asked in its place. A member that is left alone counts what it
-// has been given since then; one that was always alone has nothing else.
+// has been given since others have served beside it; one that was always alone has nothing else.
 func TestWhatAStoreIsAskedForMustBeSound(t *testing.T) {
 	for _, others := range [][]uint8{{0}, {1}, {1, 0}, {0, 0}, {1, 0, 0}, {1, 0, 1}, {2, 1}} {
 		role := headRole
 		role.NumOthers = others[0]
 		r, out := alone(t, role), Actions{}
-		want := uint64(0)
+		want, beside := uint64(0), uint64(0)
 		for i, n := range others {
 			if i > 0 {
 				role.Epoch, role.NumOthers = role.Epoch+1, n
 				r.Adopt(role, 1)
 			}
 			switch {
-			case n > 0:
-				want = math.MaxUint64
-			case want == math.MaxUint64:
-				want = r.port.Replica().Version()
+			case n > 0 && want != math.MaxUint64:
+				want, beside = math.MaxUint64, r.port.Replica().Version()
+			case n == 0 && want == math.MaxUint64:
+				want = beside
 			}
 		}
 		r.Turn(&out)
