@@ -13,6 +13,7 @@ import (
 //	                u64 incarnation, u64 epoch seen, u64 version, u8 flags; and if it is full,
 //	                uvarint n, n times: u16 partition, u32 range, u8 local state, u64 epoch; of a ChainHead that
 //	                yields the state is 128 more, and u32 version of the chain, u16 partition to lead it follow;
+//	                of a halted range of which there is something it is 64 more, and u32 objects follow;
 //	                uvarint n, n u16 partitions that cannot be used;
 //	                uvarint n, n u16 partitions whose drive does not work
 //	"JBCA" Answer   u64 term, u64 incarnation, name and address of the manager, u64 incarnation of the receiver,
@@ -39,7 +40,8 @@ const (
 	flagFull      = 1
 	flagConnected = 2
 
-	localYields = 128
+	localYields  = 128
+	localObjects = 64
 )
 
 // MaxMessageBytes is the length of the longest message, which has a report of all ranges or a view. A view must fit a
@@ -74,9 +76,15 @@ func (r *Report) encode() []byte {
 		if e.Yield.Version != 0 {
 			local |= localYields
 		}
+		if e.Objects > 0 {
+			local |= localObjects
+		}
 		b = le.AppendUint64(append(b, local), uint64(e.Epoch))
 		if e.Yield.Version != 0 {
 			b = le.AppendUint16(le.AppendUint32(b, e.Yield.Version), uint16(e.Yield.To))
+		}
+		if e.Objects > 0 {
+			b = le.AppendUint32(b, e.Objects)
 		}
 	}
 	for _, list := range [...][]view.PartitionID{r.Unusable, r.Failing} {
@@ -142,11 +150,15 @@ func decodeReport(b []byte) (*Report, error) {
 		for range d.count(rangeReportBytes) {
 			e := RangeReport{Partition: view.PartitionID(d.u16()), Range: int(d.u32())}
 			local := d.take(1)[0]
-			e.Local, e.Epoch = view.Local(local&^localYields), view.Epoch(d.u64())
+			e.Local, e.Epoch = view.Local(local&^(localYields|localObjects)), view.Epoch(d.u64())
 			d.bad = d.bad || e.Range >= view.MaxRanges || e.Local > view.Complete
 			if local&localYields != 0 {
 				e.Yield = view.Yield{Version: d.u32(), To: view.PartitionID(d.u16())}
 				d.bad = d.bad || e.Yield.Version == 0
+			}
+			if local&localObjects != 0 {
+				e.Objects = d.u32()
+				d.bad = d.bad || e.Objects == 0
 			}
 			r.Ranges = append(r.Ranges, e)
 		}

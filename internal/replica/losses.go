@@ -1,6 +1,10 @@
 package replica
 
-import "jbofd/internal/crrs"
+import (
+	"jbofd/internal/crrs"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+)
 
 // Losses are what the store of a partition has reported as lost or damaged, and what is to be repaired of that: by a
 // scrub, an audit, or whoever has come across it. A repair of a range does one thing at a time, and may have no source
@@ -9,13 +13,15 @@ import "jbofd/internal/crrs"
 //
 //	store ── Found ──> Losses ── Next ──> Replica of the range ── Ended ──> Losses
 //
-// A loss that was repaired meanwhile, or whose key was replaced, costs one more repair that changes nothing.
+// A loss that was repaired meanwhile, or whose key was replaced, costs one more repair that changes nothing. A member
+// that is alone cannot repair, and looks in the store whether there is a loss still: see Ask.
 type Losses struct {
 	all []loss
 	// nextNS is when Next has something to look at; 0: never.
 	nextNS int64
 	// reported counts all that were noted.
 	reported uint64
+	look     lossLook
 }
 
 type loss struct {
@@ -55,10 +61,23 @@ func (l *Losses) Found(number int, position, last uint64, now int64) {
 	l.wake(now)
 }
 
-// Next has those repaired that are due: begin has the replica of a range repair a position, and reports whether it has
-// begun, or cannot in this view; otherwise it has another repair under way. gone: the partition is no member of the
-// range any more.
-func (l *Losses) Next(now int64, begin func(number int, position uint64) (begun, gone bool)) {
+// LossStep is what becomes of a loss that is due.
+type LossStep uint8
+
+// Steps of losses.
+const (
+	// LossBegun: the repair has begun, or cannot in this view.
+	LossBegun LossStep = iota
+	// LossBusy: the replica has another repair under way.
+	LossBusy
+	// LossAlone: no other member serves, so that nobody can repair it.
+	LossAlone
+	// LossGone: the partition is no member of the range any more.
+	LossGone
+)
+
+// Next has those repaired that are due: begin has the replica of a range repair a position.
+func (l *Losses) Next(now int64, begin func(number int, position uint64) LossStep) {
 	if l.nextNS == 0 || now < l.nextNS {
 		return
 	}
@@ -71,13 +90,16 @@ func (l *Losses) Next(now int64, begin func(number int, position uint64) (begun,
 			continue
 		}
 		looked++
-		begun, gone := begin(e.number, e.position)
-		switch {
-		case gone:
+		step := begin(e.number, e.position)
+		if step == LossAlone {
+			step = l.beginLook(e)
+		}
+		switch step {
+		case LossGone:
 			l.remove(i)
 			i--
 			continue
-		case begun:
+		case LossBegun:
 			e.dueNS = now + lossAgainNS<<e.tries
 			e.tries = min(e.tries+1, lossDoublings)
 		default:
@@ -137,4 +159,67 @@ func (l *Losses) wake(at int64) {
 func (l *Losses) remove(i int) {
 	l.all[i] = l.all[len(l.all)-1]
 	l.all = l.all[:len(l.all)-1]
+}
+
+// lossLook is a look whether something is lost still.
+type lossLook struct {
+	loss
+	// running: there is one. asked: the store has a request of it.
+	running, asked bool
+	// from is where the next request begins.
+	from  nvme.KVCursor
+	value []byte
+}
+
+// lossLookBytes is for what the store returns of a segment. Of a value it may be as long as the longest one.
+const lossLookBytes = 64 << 10
+
+// beginLook looks in the store whether a loss is one still.
+func (l *Losses) beginLook(e *loss) LossStep {
+	if l.look.running {
+		return LossBusy
+	}
+	l.look = lossLook{loss: *e, running: true, from: nvme.KVCursor{Position: e.position},
+		value: make([]byte, lossLookBytes)}
+	return LossBegun
+}
+
+// Ask returns a request for the store, if there is one to be made: whether what there is from one position to another
+// one can be read. Looked takes the Reply.
+func (l *Losses) Ask(q *kvstore.Request) bool {
+	k := &l.look
+	if !k.running || k.asked {
+		return false
+	}
+	k.asked = true
+	*q = kvstore.Request{Op: kvstore.Scan, Background: true, Value: k.value, Key: k.from.Key[:k.from.KeyLen],
+		Range: kvstore.Range{First: k.position, Last: k.last, From: k.from.Position}}
+	if k.position == k.last {
+		q.Op = kvstore.CopyOut // which reads values
+	}
+	return true
+}
+
+// Looked takes the store's Reply. A loss that is none any more is forgotten. Another one is looked at again when it is
+// due.
+func (l *Losses) Looked(p *kvstore.Reply) {
+	k := &l.look
+	k.asked = false
+	switch b := nvme.KVRange(k.value); {
+	case p.Status == kvstore.InvalidValue && p.ValueLen > len(k.value):
+		k.value = make([]byte, p.ValueLen)
+		return
+	case p.Status == kvstore.OK && !b.Complete():
+		k.from = b.To()
+		return
+	}
+	for i := range l.all {
+		if e := l.all[i]; e.number == k.number && e.position == k.position {
+			if l.remove(i); p.Status != kvstore.OK || e.last != k.last {
+				l.all = append(l.all, e) // behind the others, so that it is their turn
+			}
+			break
+		}
+	}
+	k.running, k.value = false, nil
 }

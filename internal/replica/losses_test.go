@@ -13,13 +13,16 @@ func TestALossIsTriedUntilItIsRepaired(t *testing.T) {
 	var l Losses
 	now, busy, began := int64(1), false, map[uint64]int{}
 	gone := -1
-	begin := func(number int, position uint64) (bool, bool) {
-		if number == 1 && busy {
-			return false, false
+	begin := func(number int, position uint64) LossStep {
+		switch {
+		case number == 1 && busy:
+			return LossBusy
+		case number == gone:
+			return LossGone
 		}
 		began[position]++
 		busy = busy || number == 1
-		return true, number == gone
+		return LossBegun
 	}
 	run := func(until int64) {
 		for now < until {
@@ -78,7 +81,7 @@ func TestLossesAreBounded(t *testing.T) {
 	looked, turns := 0, 0
 	for ; looked < MaxLosses; turns++ {
 		before := looked
-		l.Next(1, func(int, uint64) (bool, bool) { looked++; return true, false })
+		l.Next(1, func(int, uint64) LossStep { looked++; return LossBegun })
 		if looked-before > lossesInTurn || looked == before {
 			t.Fatalf("a turn looks at %d", looked-before)
 		}
@@ -96,9 +99,9 @@ func TestTheRestOfASegmentThatWasSplitIsRepaired(t *testing.T) {
 		l.Found(1, 5, 5, 1)
 		var began []uint64
 		for now := int64(1); l.Known() > 0 && now < 1000; now++ {
-			l.Next(now, func(_ int, position uint64) (bool, bool) {
+			l.Next(now, func(_ int, position uint64) LossStep {
 				began = append(began, position)
-				return true, false
+				return LossBegun
 			})
 			for _, p := range began {
 				e := crrs.RepairEvent{Position: p, Last: p, SegmentLast: p | 31, Outcome: crrs.RepairDone}
@@ -126,7 +129,7 @@ func TestAnotherViewBeginsAnew(t *testing.T) {
 			if now = until; l.NextNS() > 0 && l.NextNS() < until {
 				now = l.NextNS()
 			}
-			l.Next(now, func(int, uint64) (bool, bool) { began++; return true, false })
+			l.Next(now, func(int, uint64) LossStep { began++; return LossBegun })
 		}
 	}
 	run(3600e9)
@@ -156,7 +159,12 @@ func TestTheNextLossFollowsAtOnce(t *testing.T) {
 	var l Losses
 	l.Found(1, 100, 100, 1)
 	l.Found(1, 200, 200, 1)
-	l.Next(1, func(_ int, position uint64) (bool, bool) { return position == 100, false })
+	l.Next(1, func(_ int, position uint64) LossStep {
+		if position == 100 {
+			return LossBegun
+		}
+		return LossBusy
+	})
 	l.Ended(1, &crrs.RepairEvent{Position: 100, Last: 100, Outcome: crrs.RepairDone}, 2)
 	if l.NextNS() != 2 {
 		t.Errorf("the next one is looked at at %d", l.NextNS())

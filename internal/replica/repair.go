@@ -93,17 +93,18 @@ func (r *Replica) answerCopies() {
 	}
 }
 
-// Repair has something repaired that the store has lost at a position, and reports whether that has begun, or cannot in
-// the present view. Otherwise something else is being repaired.
-func (r *Replica) Repair(position uint64) (begun bool) {
+// Repair has something repaired that the store has lost at a position.
+func (r *Replica) Repair(position uint64) LossStep {
 	crr := r.port.Replica()
 	switch role := crr.Role(); {
-	case !role.Member || role.Filling || role.NumOthers == 0 || r.damaged:
-		return true
+	case !role.Member || role.Filling || r.damaged:
+		return LossBegun
+	case role.NumOthers == 0:
+		return LossAlone
 	case !crr.MayRepair():
-		return false
+		return LossBusy
 	}
 	r.begin()
 	crr.Repair(position, &r.acts)
-	return true
+	return LossBegun
 }

@@ -2,6 +2,7 @@ package replicas_test
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
 	"jbofd/internal/partition"
+	"jbofd/internal/replicas"
 )
 
 // count returns the number of objects and tombstones that a node's store has of a range.
@@ -207,4 +209,34 @@ func TestNothingIsDroppedOfARangeThatIsNotFull(t *testing.T) {
 	}
 	g.full(20 * time.Second)
 	g.onlyMembers(20 * time.Second)
+}
+
+// stillDropping is a store of which a Drop is never over.
+type stillDropping struct {
+	replicas.Store
+	over *atomic.Bool
+}
+
+func (s stillDropping) Dropping(first, last uint64, hurry bool) bool {
+	return !s.over.Load() || s.Store.Dropping(first, last, hurry)
+}
+
+// TestAMemberThatIsBeingDroppedHoldsUpNobody: a Drop of an earlier process is not over when the node is a member of all
+// chains. Writes go on without it, and it is filled afterwards.
+func TestAMemberThatIsBeingDroppedHoldsUpNobody(t *testing.T) {
+	over := [2]atomic.Bool{}
+	over[0].Store(true)
+	stores := 0
+	g := setup{nodes: 2, copies: 2, ranges: testRanges, store: func(p *partition.Partition) replicas.Store {
+		stores++
+		return stillDropping{p, &over[stores-1]}
+	}}.rig(t)
+	for i := range 40 {
+		g.putSoon(fmt.Sprint("key", i), "value", uint64(i+1))
+	}
+	over[1].Store(true)
+	g.full(20 * time.Second)
+	for i := range 40 {
+		g.same(fmt.Appendf(nil, "key%d", i))
+	}
 }

@@ -1,6 +1,9 @@
 package replicas
 
 import (
+	"slices"
+
+	"jbofd/internal/cluster/view"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/replica"
 )
@@ -23,11 +26,19 @@ func (g *Replicas) takeDamages() {
 	}
 	for _, d := range g.reports {
 		for number := g.active.RangeOf(d.First); number <= g.active.RangeOf(d.Last); number++ {
-			first, last := g.active.Range(number)
-			g.losses.Found(number, max(first, d.First), min(last, d.Last), g.clock)
+			if first, last := g.active.Range(number); g.isMember(number) {
+				g.losses.Found(number, max(first, d.First), min(last, d.Last), g.clock)
+			}
 		}
 	}
 	g.reports = g.reports[:0]
+}
+
+// isMember reports whether the partition is a member of a range's chain in the active view, in whatever state.
+func (g *Replicas) isMember(number int) bool {
+	return g.joined && slices.ContainsFunc(g.active.Chains[number], func(e view.Member) bool {
+		return e.Partition == g.self
+	})
 }
 
 // repairLosses begins repairs of what is known to be lost.
@@ -35,15 +46,19 @@ func (g *Replicas) repairLosses() {
 	if g.active == nil {
 		return
 	}
-	g.losses.Next(g.clock, func(number int, position uint64) (begun, gone bool) {
-		for _, e := range g.active.Chains[number] {
-			if g.joined && e.Partition == g.self {
-				m := g.ranges[number]
-				return m == nil || g.touch(m).Repair(position), false
-			}
+	g.losses.Next(g.clock, func(number int, position uint64) replica.LossStep {
+		m := g.ranges[number]
+		switch {
+		case !g.isMember(number):
+			return replica.LossGone
+		case m == nil:
+			return replica.LossBegun
 		}
-		return false, true
+		return g.touch(m).Repair(position)
 	})
+	if g.losses.Ask(&g.lossRequest) {
+		g.store(nil, &g.lossRequest).of = knownLosses
+	}
 }
 
 // Losses returns how many things are known to be lost or damaged in the store, and were not repaired yet, and how many

@@ -1,13 +1,16 @@
 package replicas_test
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"jbofd/internal/kvstore"
 	"jbofd/internal/nvme"
+	"jbofd/internal/replicas"
 )
 
 // TestDamageThatNobodyReadsIsRepaired: values that the scrub comes across, and segments that an audit finds, as it does
@@ -81,4 +84,101 @@ func TestDamageThatNobodyReadsIsRepaired(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestALossThatWasReplacedIsKnownNoMore where there is one copy: it is looked for again and again, and forgotten when
+// its key was stored anew or deleted. Of ranges that others have nothing is noted.
+func TestALossThatWasReplacedIsKnownNoMore(t *testing.T) {
+	g := newRig(t, 2, 1)
+	g.full(20 * time.Second)
+	h, value := newHost(), bytes.Repeat([]byte("what is lost"), 200)
+	n := g.chain([]byte("a-0"))[0]
+	var keys []string
+	for i := 0; len(keys) < 3; i++ {
+		if key := fmt.Sprintf("a-%d", i); g.chain([]byte(key))[0] == n {
+			keys = append(keys, key)
+		}
+	}
+	for i, key := range keys {
+		h.put(key, string(append(value, byte(i))))
+		h.want(n, nvme.Success, "")
+	}
+	if n.flip(value[:100]) < len(keys) {
+		t.Fatal("the values are not on the drive")
+	}
+	for _, key := range keys {
+		h.get(key)
+		h.want(n, nvme.UnrecoveredReadError, "")
+	}
+	known := func(want int) func() bool {
+		return func() bool { known, _ := n.r.Losses(); return known == want }
+	}
+	if !known(len(keys))() {
+		t.Fatal("what was lost is not known")
+	}
+	h.put(keys[0], "new")
+	h.want(n, nvme.Success, "")
+	h.Request = replicas.Request{Key: crrsKey(keys[1]), Op: kvstore.Delete}
+	h.want(n, nvme.Success, "")
+	g.soon("one of three things is known to be lost", known(1))
+	h.get(keys[2])
+	h.want(n, nvme.UnrecoveredReadError, "")
+	// What comes across something of another one's range notes nothing.
+	other := g.nodes[1-n.id]
+	other.r.Damaged(kvstore.Damage{First: 0, Last: 1<<64 - 1})
+	if _, found := other.r.Losses(); found >= testRanges {
+		t.Errorf("%d losses were noted, of %d ranges", found, testRanges)
+	}
+}
+
+// TestLossesAreTriedAgainWithAView, however long it is until they are due: the clock stands still.
+func TestLossesAreTriedAgainWithAView(t *testing.T) {
+	var stopped atomic.Int64
+	g := setup{nodes: 1, copies: 1, ranges: testRanges, clock: func() int64 {
+		if at := stopped.Load(); at != 0 {
+			return at
+		}
+		return clock()
+	}}.rig(t)
+	g.full(20 * time.Second)
+	h, n, value := newHost(), g.nodes[0], bytes.Repeat([]byte("what is lost"), 200)
+	h.put("key", string(value))
+	h.want(n, nvme.Success, "")
+	if n.flip(value[:100]) == 0 {
+		t.Fatal("the value is not on the drive")
+	}
+	stopped.Store(clock())
+	g.frozen.Store(true)
+	func() { // the manager has told its last view
+		g.mu.Lock()
+		defer g.mu.Unlock()
+	}()
+	h.get("key")
+	h.want(n, nvme.UnrecoveredReadError, "")
+	if known, _ := n.r.Losses(); known != 1 {
+		t.Fatalf("%d losses are known", known)
+	}
+	for range 20 { // meanwhile the store says that it is one
+		h.get("key")
+		h.want(n, nvme.UnrecoveredReadError, "")
+	}
+	h.put("key", "another")
+	h.want(n, nvme.Success, "")
+	g.frozen.Store(false)
+	g.soon("nothing is known to be lost", func() bool { known, _ := n.r.Losses(); return known == 0 })
+}
+
+// TestWhatIsFoundBeforeTheFirstViewIsRemembered, until it is known which ranges it is of.
+func TestWhatIsFoundBeforeTheFirstViewIsRemembered(t *testing.T) {
+	g := setup{nodes: 2, copies: 2, ranges: testRanges, frozen: true}.rig(t)
+	n := g.nodes[0]
+	for i := range uint64(3) {
+		n.r.Damaged(kvstore.Damage{First: i << 60, Last: i << 60})
+		if known, found := n.r.Losses(); known != 0 || found != 0 {
+			t.Fatalf("%d are known, %d were found", known, found)
+		}
+	}
+	g.frozen.Store(false)
+	g.full(20 * time.Second)
+	g.soon("all three are known", func() bool { _, found := n.r.Losses(); return found == 3 })
 }

@@ -112,6 +112,11 @@ type Config struct {
 // DefaultMemoryBytes has room for two hundred of the longest values that most hosts use, 64 KiB.
 const DefaultMemoryBytes = 16 << 20
 
+// PartitionBytes is how much memory New takes from the system with a longest value of so many bytes.
+func PartitionBytes(valueBytes int) int64 {
+	return (view.MaxReplicas+1)*DefaultMemoryBytes + (outs+fetched)*int64(valueBytes+nvme.KVEntryOverhead)
+}
+
 // What may be under way of a range, and of all of a partition. Memory is taken for what there is.
 const (
 	// window is how many writes.
@@ -215,9 +220,12 @@ type Replicas struct {
 	silence                            silence
 	drops                              drops
 	yields                             yields
-	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired.
-	reports []kvstore.Damage
-	losses  replica.Losses
+	halted                             halted
+	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired, lossRequest
+	// what they ask the store.
+	reports     []kvstore.Damage
+	losses      replica.Losses
+	lossRequest kvstore.Request
 	// repaired is what the log is still to say.
 	repaired repaired
 }
@@ -417,6 +425,7 @@ func (g *Replicas) turn() {
 	g.touchDue()
 	g.takeDamages()
 	g.repairLosses()
+	g.countHalted()
 	g.finish()
 }
 
@@ -535,7 +544,7 @@ func (g *Replicas) finish() {
 		next = g.due[0].dueNS
 	}
 	for _, at := range [...]int64{dropNS, g.losses.NextNS(), g.tellRepaired(), g.nextLookNS(),
-		g.nextOverdueNS(), g.yields.nextNS} {
+		g.nextOverdueNS(), g.yields.nextNS, g.nextCountNS()} {
 		if at != 0 && (next == 0 || at < next) {
 			next = at
 		}

@@ -4,6 +4,9 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"jbofd/internal/drive"
+	"jbofd/internal/ssd"
 )
 
 // silentTest is a store and its drive, one look after the other.
@@ -125,4 +128,27 @@ func TestSilenceCountsWhatTheStoreHas(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestErrorsAndFlushesAreAnswers, too: a drive that fails all requests is not silent, nor one that only flushes.
+func TestErrorsAndFlushesAreAnswers(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer        func(d *drive.Stats)
+		reads, writes int64
+	}{
+		"an error": {func(d *drive.Stats) { d.Errors.Add(1) }, 1, 1},
+		"a read":   {func(d *drive.Stats) { d.Requests[ssd.Read].Add(1) }, 1, 0},
+		"a write":  {func(d *drive.Stats) { d.Requests[ssd.Write].Add(1) }, 0, 1},
+		"a flush":  {func(d *drive.Stats) { d.Requests[ssd.Flush].Add(1) }, 0, 1},
+	} {
+		g := &Replicas{cfg: Config{Drive: &drive.Stats{}}}
+		if g.driveWork().busy {
+			t.Errorf("%s: a drive without requests is busy", name)
+		}
+		g.cfg.Drive.Inflight.Add(1)
+		c.answer(g.cfg.Drive)
+		if w := g.driveWork(); w.completed[readKind] != c.reads || w.completed[writeKind] != c.writes || !w.busy {
+			t.Errorf("%s: %+v", name, *w)
+		}
+	}
 }

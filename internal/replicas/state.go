@@ -42,6 +42,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	}
 	for number, c := range g.active.Chains {
 		g.seeDrop(number)
+		g.seeHalted(number, c)
 		m := g.ranges[number]
 		at := g.placeIn(c)
 		if m == nil && at < 0 {
@@ -64,6 +65,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	if adopt && g.cfg.YieldAfter > 0 && g.yields.nextNS == 0 {
 		g.yields.nextNS = g.clock + g.yieldNS()
 	}
+	g.countHalted()
 	g.makeReport()
 	g.finish()
 }
@@ -205,13 +207,17 @@ func (g *Replicas) makeReport() {
 		if !known {
 			break
 		}
-		for _, e := range c {
-			if e.Partition == g.self {
-				if l := g.localState(number, e); l != view.Silent {
-					report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number,
-						Report: view.Report{Local: l, Epoch: g.newest.Epoch, Yield: g.yieldOf(g.ranges[number])}})
-				}
+		at := slices.IndexFunc(c, func(e view.Member) bool { return e.Partition == g.self })
+		if at < 0 {
+			if r, is := g.haltedReport(number); is {
+				report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number, Report: r})
 			}
+			continue
+		}
+		if l := g.localState(number, c[at]); l != view.Silent {
+			report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number,
+				Report: view.Report{Local: l, Epoch: g.newest.Epoch, Yield: g.yieldOf(g.ranges[number]),
+					Objects: g.objectsOf(number)}})
 		}
 	}
 	g.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/crrs"
+	"jbofd/internal/nvme"
 	"jbofd/internal/uuid"
 )
 
@@ -97,5 +98,49 @@ func TestAPartitionThatIsInNoViewReportsNothing(t *testing.T) {
 	g.newest = of(other)
 	if g.makeReport(); len(g.Report().Ranges) != 0 {
 		t.Errorf("%+v is reported for another partition", g.Report())
+	}
+}
+
+// TestAQuestionIsWhatACommandAsksFor: what one has begun is given to another one only if both ask for the same, by the
+// same member in the same epoch.
+func TestAQuestionIsWhatACommandAsksFor(t *testing.T) {
+	fetch := func(change func(k *nvme.KVReplicaSQE)) *nvme.SQE {
+		var e nvme.SQE
+		e.SetOpcode(nvme.CmdKVFetch)
+		k := e.KVReplica()
+		k.SetRange(3)
+		k.SetEpoch(7)
+		k.SetBits(40)
+		k.SetLenBytes(4096)
+		k.SetFirst(1 << 50)
+		if change != nil {
+			change(k)
+		}
+		return &e
+	}
+	want := questionOf(fetch(nil), 2)
+	if got := questionOf(fetch(nil), 2); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if got := questionOf(fetch(nil), 1); got == want {
+		t.Error("another member asks the same")
+	}
+	for name, change := range map[string]func(k *nvme.KVReplicaSQE){
+		"opcode":   func(k *nvme.KVReplicaSQE) { (*nvme.SQE)(k).SetOpcode(nvme.CmdKVCompare) },
+		"range":    func(k *nvme.KVReplicaSQE) { k.SetRange(4) },
+		"epoch":    func(k *nvme.KVReplicaSQE) { k.SetEpoch(8) },
+		"bits":     func(k *nvme.KVReplicaSQE) { k.SetBits(39) },
+		"length":   func(k *nvme.KVReplicaSQE) { k.SetLenBytes(8192) },
+		"position": func(k *nvme.KVReplicaSQE) { k.SetFirst(1<<50 + 1) },
+		"key":      func(k *nvme.KVReplicaSQE) { k.SetKey([]byte("key")) },
+	} {
+		if got := questionOf(fetch(change), 2); got == want {
+			t.Errorf("commands that differ by their %s ask the same", name)
+		}
+	}
+	a, b := fetch(func(k *nvme.KVReplicaSQE) { k.SetKey([]byte("a")) }),
+		fetch(func(k *nvme.KVReplicaSQE) { k.SetKey([]byte("b")) })
+	if questionOf(a, 2) == questionOf(b, 2) {
+		t.Error("commands that differ by their keys ask the same")
 	}
 }

@@ -12,7 +12,10 @@ import (
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
 	"jbofd/internal/replicas"
+	"jbofd/internal/ssd"
 )
 
 // led counts the ranges that each node leads, and the chains that are full.
@@ -147,13 +150,8 @@ func TestAMemberThatIsLeftWithAWriteSaysSo(t *testing.T) {
 		}
 	}
 	await("the second member has the write", func() bool { return chain[1].r.Dirty() == 1 })
-	number := g.view.RangeOf(position([]byte("key")))
-	next, c := *g.view, g.view.Chains[g.view.RangeOf(position([]byte("key")))]
-	next.Epoch++
-	next.Chains, next.Versions = slices.Clone(next.Chains), slices.Clone(next.Versions)
-	next.Chains[number] = view.Chain{c[2], c[1]}
-	next.Versions[number]++
-	m := &cluster.Map{View: &next}
+	number, c := g.rangeOf("key")
+	m := g.withChain(number, view.Chain{c[2], c[1]})
 	chain[1].r.SetState(m, m) // before it could send the write again
 	chain[2].alive.Store(true)
 	for _, n := range []*node{chain[2], chain[0]} {
@@ -167,4 +165,101 @@ func TestAMemberThatIsLeftWithAWriteSaysSo(t *testing.T) {
 	await("the member that is left with a write reports that", func() bool {
 		return g.Range(c[1].Partition, number).Local == view.Incomplete
 	})
+}
+
+// rangeOf returns the number of a key's range, and its chain.
+func (g *rig) rangeOf(key string) (int, view.Chain) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	number := g.view.RangeOf(position([]byte(key)))
+	return number, g.view.Chains[number]
+}
+
+// withChain returns the next view, which has another chain of one range.
+func (g *rig) withChain(number int, c view.Chain) *cluster.Map {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	next := *g.view
+	next.Epoch++
+	next.Chains, next.Versions = slices.Clone(next.Chains), slices.Clone(next.Versions)
+	next.Chains[number] = c
+	next.Versions[number]++
+	return &cluster.Map{View: &next}
+}
+
+// TestAChainHeadForeseesItsSuccessor: it has seen a view, which does not act yet, that has another ChainHead. It begins
+// no write until then, so that none is left that this one does not have.
+func TestAChainHeadForeseesItsSuccessor(t *testing.T) {
+	g := setup{nodes: 3, copies: 3, ranges: testRanges, yieldAfter: time.Hour}.rig(t)
+	g.full(patient)
+	g.putSoon("key", "value", 1)
+	g.frozen.Store(true)
+	number, c := g.rangeOf("key")
+	head := g.chain([]byte("key"))[0]
+	g.mu.Lock()
+	now := &cluster.Map{View: g.view}
+	g.mu.Unlock()
+	next := g.withChain(number, view.Chain{c[1], c[0], c[2]})
+	head.r.SetState(now, next)
+	for i, op := range []kvstore.Op{kvstore.Put, kvstore.Delete} {
+		h := newHost()
+		h.put("key", "another")
+		h.Op, h.KeepSeconds, h.ID = op, 600, kvstore.Identity{Client: 8, Seq: uint64(i + 1)}
+		h.Sink, h.Tenant = h, 3
+		var b replicas.Batch
+		b.Add(&h.Request)
+		head.r.Submit(&b)
+		defer func() {
+			if <-h.done; h.Status.Code() != nvme.KVWrongView {
+				t.Errorf("op %d ends with %v, want that there is another view", op, h.Status)
+			}
+		}()
+	}
+	h := newHost()
+	h.get("key")
+	h.want(head, nvme.Success, "value") // reads go on
+	if n := head.r.Dirty(); n > 0 {
+		t.Errorf("%d writes have begun", n)
+	}
+	for _, n := range g.nodes {
+		n.r.SetState(next, next)
+	}
+}
+
+// TestALastCopySaysThatItSuffices when its last write has ended, whatever else happens: it was left with one that no
+// other member passes on, so that it lacks data as long as that is under way.
+func TestALastCopySaysThatItSuffices(t *testing.T) {
+	g := newRig(t, 3, 3)
+	g.full(patient)
+	g.putSoon("key", "value", 1)
+	g.frozen.Store(true)
+	number, c := g.rangeOf("key")
+	chain, h := g.chain([]byte("key")), newHost()
+	defer endSilence(chain[:1])
+	silence(chain[:1], ssd.Write, ssd.Flush)
+	h.put("key", "another")
+	h.Sink, h.Tenant = h, 3
+	var b replicas.Batch
+	b.Add(&h.Request)
+	chain[0].r.Submit(&b)
+	g.soon("the others have the write", func() bool {
+		_, value := chain[2].stored("key")
+		return value == "another"
+	})
+	demoted := g.withChain(number, view.Chain{c[1], c[2], c[0]})
+	chain[0].r.SetState(demoted, demoted)
+	<-h.done
+	last := c[0]
+	last.State = view.LastCopy
+	g.mu.Lock()
+	g.view = demoted.View
+	g.mu.Unlock()
+	halted := g.withChain(number, view.Chain{last})
+	chain[0].r.SetState(halted, halted)
+	says := func() view.Local { return g.Range(last.Partition, number).Local }
+	if got := says(); got != view.Incomplete {
+		t.Fatalf("with a write under way it is %v", got)
+	}
+	endSilence(chain[:1])
+	g.soon("it says that it has all data", func() bool { return says() == view.Complete })
 }

@@ -59,6 +59,9 @@ type Report struct {
 	Epoch Epoch
 	// Yield is what the member does as the ChainHead.
 	Yield Yield
+	// Objects is how many objects and tombstones the partition has of a range that is halted, also if it is no member;
+	// 0: none, or they were not counted yet.
+	Objects uint32
 }
 
 // Yield says that a ChainHead begins no more writes, and that none is under way, so that another member can be

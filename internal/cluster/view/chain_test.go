@@ -355,6 +355,48 @@ func TestAcceptLossTakesWhoeverIsAlive(t *testing.T) {
 	})
 }
 
+// TestAcceptLossTakesWhoeverHasTheMost, also if that has left the chain; and no partition whose drive does not work.
+func TestAcceptLossTakesWhoeverHasTheMost(t *testing.T) {
+	v := &View{Epoch: now, Versions: make([]uint32, 16), Chains: make([]Chain, 16)}
+	for i := range 5 {
+		v.Nodes = append(v.Nodes, Node{Name: string(rune('a' + i))})
+		v.Partitions = append(v.Partitions, Partition{ID: uuid.UUID{byte(i + 1)}, Node: uint16(i), Weight: 1})
+	}
+	for r := range v.Chains {
+		v.Chains[r] = Chain{{Partition: 0, State: LastCopy, Since: 2}, {Partition: 1, State: Waiting, Since: 3}}
+		for _, want := range []struct {
+			objects [5]uint32
+			of      PartitionID
+		}{
+			{[5]uint32{900, 10, 9, 11, 500}, 3},
+			{[5]uint32{900, 10, 10, 9, 500}, 1},
+			{[5]uint32{}, 1},
+		} {
+			w := *v
+			w.Chains, w.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+			if !w.AcceptLoss(r, haveObjects(want.objects)) || w.Chains[r][0].Partition != want.of {
+				t.Errorf("of %v range %d has %v, want %d", want.objects, r, w.Chains[r], want.of)
+			}
+		}
+	}
+}
+
+// haveObjects are reports of five partitions, of which the first one is away and the last one has a drive that fails.
+type haveObjects [5]uint32
+
+func (haveObjects) Alive(n uint16) bool { return n > 0 }
+
+func (haveObjects) Usable(PartitionID) bool { return true }
+
+func (haveObjects) Failing(p PartitionID) bool { return p == 4 }
+
+func (h haveObjects) Range(p PartitionID, _ int) Report {
+	if h[p] == 0 {
+		return Report{Local: Silent}
+	}
+	return Report{Local: Incomplete, Objects: h[p]}
+}
+
 // damagedOne are reports of nodes that are all alive, of which one has a partition that cannot be used for a range.
 type damagedOne PartitionID
 

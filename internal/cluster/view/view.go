@@ -13,6 +13,7 @@
 package view
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -146,8 +147,8 @@ func (v *View) Next(reports Reports) (*View, bool) {
 }
 
 // AcceptLoss gives up the data of a halted range in v, which is about to be the next view and has Chains and Versions
-// of its own: see the function of that name. Members come first, because they may have some of the data. It reports
-// whether it has.
+// of its own: see the function of that name. Whoever has the most objects comes first, also if it has left the chain.
+// Of those that have as many, members come first, because they may have some of the data. It reports whether it has.
 func (v *View) AcceptLoss(r int, reports Reports) bool {
 	var candidates []PartitionID
 	for _, m := range v.Chains[r] {
@@ -160,11 +161,14 @@ func (v *View) AcceptLoss(r int, reports Reports) bool {
 	report := func(p PartitionID) Report {
 		e := &v.Partitions[p]
 		if e.ID.IsZero() || e.Out || e.Weight == 0 || v.Nodes[e.Node].Out || !reports.Alive(e.Node) ||
-			!reports.Usable(p) || reports.Range(p, r).Local == Damaged {
+			!reports.Usable(p) || reports.Failing(p) || reports.Range(p, r).Local == Damaged {
 			return Report{}
 		}
 		return Report{Local: Silent}
 	}
+	slices.SortStableFunc(candidates, func(p, q PartitionID) int {
+		return cmp.Compare(reports.Range(q, r).Objects, reports.Range(p, r).Objects)
+	})
 	next := AcceptLoss(v.Chains[r], candidates, report, v.Epoch+1)
 	if slices.Equal(next, v.Chains[r]) {
 		return false

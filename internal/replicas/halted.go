@@ -1,0 +1,130 @@
+package replicas
+
+import (
+	"math"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/kvstore"
+	"jbofd/internal/nvme"
+)
+
+// halted counts what the partition has of each range that is halted, as a member or not. When an operator gives up what
+// the last copies have, that partition is to serve the range which has the most of it: view.AcceptLoss. One that has
+// left the chain a minute before may have nearly all.
+//
+// Nobody writes to a range that is halted, so that one count is enough for each version of the chain.
+type halted struct {
+	// counts are those of the ranges that are halted, by number; todo are those to be counted, the first one first.
+	counts map[int]haltedCount
+	todo   []int
+	// asked: the store has a request, about the first one of todo from a cursor on. dueNS is when the next one may be
+	// made, because it could not do the last one.
+	asked   bool
+	dueNS   int64
+	from    nvme.KVCursor
+	value   [nvme.KVRangeHeaderBytes + nvme.KVTotalsBytes]byte
+	request kvstore.Request
+}
+
+// haltedCount is how many objects there are of a range whose chain has a version. queued: it is among those to count.
+type haltedCount struct {
+	version uint32
+	queued  bool
+	objects uint64
+}
+
+// seeHalted notes whether a range is halted.
+func (g *Replicas) seeHalted(number int, c view.Chain) {
+	h := &g.halted
+	n, known := h.counts[number]
+	switch is := g.joined && len(c) > 0 && c.Halted(); {
+	case is && (!known || n.version != g.active.Versions[number]):
+		if h.counts == nil {
+			h.counts = map[int]haltedCount{}
+		}
+		if !n.queued {
+			h.todo = append(h.todo, number)
+		}
+		n.version, n.queued = g.active.Versions[number], true
+		h.counts[number] = n
+	case !is && known:
+		delete(h.counts, number)
+	}
+}
+
+// countHalted asks the store for what it has of the next range, if there is one.
+//
+// hot: 0 allocs
+func (g *Replicas) countHalted() {
+	h := &g.halted
+	for len(h.todo) > 0 && !h.asked && g.clock >= h.dueNS {
+		number := h.todo[0]
+		if _, is := h.counts[number]; !is { // not any more
+			h.todo, h.from = h.todo[1:], nvme.KVCursor{}
+			continue
+		}
+		first, last := g.active.Range(number)
+		h.asked = true
+		h.request = kvstore.Request{Op: kvstore.Count, Background: true, Value: h.value[:],
+			Key: h.from.Key[:h.from.KeyLen], Range: kvstore.Range{First: first, Last: last,
+				From: max(first, h.from.Position)}}
+		g.store(nil, &h.request).of = haltedRanges
+	}
+}
+
+// countAgainNS is when the store is asked again that could not answer.
+const countAgainNS = 100e6
+
+// nextCountNS is when to ask the store again; 0: it has something to do, or there is nothing to ask.
+func (g *Replicas) nextCountNS() int64 {
+	if h := &g.halted; len(h.todo) > 0 && !h.asked {
+		return h.dueNS
+	}
+	return 0
+}
+
+// countedHalted takes the store's answer. What is lost is not counted.
+func (g *Replicas) countedHalted(p *kvstore.Reply) {
+	h := &g.halted
+	h.asked = false
+	number := h.todo[0]
+	if p.Status != kvstore.OK && !isLossy(p.Status) || p.ValueLen != len(h.value) {
+		h.todo, h.from, h.dueNS = append(h.todo[1:], number), nvme.KVCursor{}, g.clock+countAgainNS
+		return
+	}
+	b := nvme.KVRange(h.value[:])
+	if n, is := h.counts[number]; is {
+		if h.from == (nvme.KVCursor{}) {
+			n.objects = 0
+		}
+		n.objects += b.Totals().Objects() + b.Totals().Tombstones()
+		n.queued = !b.Complete()
+		h.counts[number] = n
+	}
+	if h.from = b.To(); !b.Complete() {
+		return
+	}
+	h.todo, h.from = h.todo[1:], nvme.KVCursor{}
+	if len(h.todo) == 0 {
+		g.makeReport()
+	}
+}
+
+func isLossy(st kvstore.Status) bool { return st == kvstore.Corrupt || st == kvstore.DeviceError }
+
+// objectsOf is how many objects of a halted range the partition has, as far as they were counted.
+func (g *Replicas) objectsOf(number int) uint32 {
+	return uint32(min(g.halted.counts[number].objects, math.MaxUint32))
+}
+
+// haltedReport is what is reported of a range of which the partition is no member.
+func (g *Replicas) haltedReport(number int) (r view.Report, is bool) {
+	if _, is = g.halted.counts[number]; !is {
+		return r, false
+	}
+	r.Local, r.Objects = view.Incomplete, g.objectsOf(number)
+	if m := g.ranges[number]; g.drops.busy(number) || m != nil && m.r.Damaged() {
+		r.Local = view.Damaged
+	}
+	return r, r.Objects > 0 || r.Local == view.Damaged
+}
