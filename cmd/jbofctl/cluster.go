@@ -107,6 +107,9 @@ func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
 			millis(a.StaleMS).Round(time.Second))
 	}
 	row(t, "ranges", ranges)
+	if r.HaltedUp > 0 {
+		row(t, "halted", stuck(r.HaltedUp))
+	}
 	fmt.Fprintln(t)
 	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "LED", "FILLING", "WAITING", "DOMAIN", "ADDRESS", "TARGET")
 	for _, n := range a.Nodes {
@@ -116,6 +119,12 @@ func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
 		}
 		row(t, n.Name, state, n.Partitions, n.Replicas, n.Led, n.Filling, n.Waiting, n.Domain, n.Address, n.Target)
 	}
+}
+
+// stuck says what is known of halted ranges whose last copies are not away.
+func stuck(n int) string {
+	return fmt.Sprintf("%d with a last copy on a node that is up: it was started a moment ago, or its drive does not "+
+		"work or has lost something, which its log says; jbofctl cluster chains shows which ones", n)
 }
 
 func millis(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }
@@ -179,6 +188,9 @@ func (x *cli) clusterChainsCommand() *cobra.Command {
 			for _, r := range l.Items {
 				var members []string
 				for _, m := range r.Members {
+					if m.State == "last copy" && m.Up {
+						m.State += " (up)"
+					}
 					members = append(members, m.Node+" "+m.State)
 				}
 				row(t, r.Range, strings.ReplaceAll(r.State, "_", "-"), r.Version, strings.Join(members, " > "))
@@ -306,6 +318,9 @@ serve a range, repeat the command when one is.`,
 			}
 			text := fmt.Sprintf("%d of %d ranges of cluster %s are halted. What is given up of them will be lost for "+
 				"good.", a.Ranges.Halted, a.Ranges.Total, a.Name)
+			if a.Ranges.HaltedUp > 0 {
+				text += " There are " + stuck(a.Ranges.HaltedUp) + ". They are served again when that works."
+			}
 			if err := x.confirm(c, text, a.Name); err != nil {
 				return err
 			}

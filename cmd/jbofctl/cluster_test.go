@@ -281,7 +281,7 @@ func TestTheRingIsDrawn(t *testing.T) {
 		svg    []byte
 		shapes int
 	}{
-		"a range":      {got, 2},
+		"two ranges":   {got, 4},
 		"many ranges":  {drawRing(&a, chains), 2 * ringSectors},
 		"no ranges":    {drawRing(&a, nil), 0},
 		"three ranges": {drawRing(&a, chains[:4]), 8},

@@ -66,8 +66,11 @@ type ClusterRanges struct {
 	Full            int `json:"full"`
 	Filling         int `json:"filling"`
 	UnderReplicated int `json:"underReplicated"`
-	// Halted ranges are not served: all their copies are away. Unassigned ones are those of a cluster without nodes.
+	// Halted ranges are not served: nobody that has all their data can. Of HaltedUp of them, a node that is up has a
+	// last copy, which its drive does not return, or which has lost something. Unassigned ranges are those of a cluster
+	// without nodes.
 	Halted     int `json:"halted"`
+	HaltedUp   int `json:"haltedUp,omitempty"`
 	Unassigned int `json:"unassigned"`
 }
 
@@ -128,6 +131,8 @@ type ChainMember struct {
 	State string `json:"state"`
 	// Since is the epoch at which it became a member.
 	Since uint64 `json:"since"`
+	// Up: its node is up.
+	Up bool `json:"up"`
 }
 
 // InitCluster requests that the cluster be made for which the node is configured.

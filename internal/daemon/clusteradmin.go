@@ -468,6 +468,11 @@ func describeView(a *admin.Cluster, v *cluster.Map) {
 	for _, chain := range v.Chains {
 		state, _ := rangeState(chain, v.Replicas)
 		count[state]++
+		if chain.Halted() && slices.ContainsFunc(chain, func(m view.Member) bool {
+			return m.State == view.LastCopy && isUp(v, m.Partition)
+		}) {
+			a.Ranges.HaltedUp++
+		}
 		for i, m := range chain {
 			p, node := &a.Partitions[parts[m.Partition]], &a.Nodes[nodes[v.Partitions[m.Partition].Node]]
 			switch m.State {
@@ -496,6 +501,9 @@ func describeView(a *admin.Cluster, v *cluster.Map) {
 	a.Ranges.Halted, a.Ranges.Unassigned = count["halted"], count["unassigned"]
 }
 
+// isUp reports whether a view has the node of a partition take part.
+func isUp(v *cluster.Map, p view.PartitionID) bool { return v.Admitted[v.Partitions[p].Node] != 0 }
+
 // chains answers the admin API; only is the number of the range that is asked for, empty: all.
 func (c *clusterMember) chains(only string) (any, error) {
 	l := admin.List[admin.Chain]{APIVersion: admin.Version, Items: []admin.Chain{}}
@@ -517,7 +525,7 @@ func (c *clusterMember) chains(only string) (any, error) {
 		for _, m := range v.Chains[r] {
 			p := v.Partitions[m.Partition]
 			chain.Members = append(chain.Members, admin.ChainMember{Node: v.Nodes[p.Node].Name, UUID: p.ID.String(),
-				State: m.State.String(), Since: uint64(m.Since)})
+				State: m.State.String(), Since: uint64(m.Since), Up: isUp(v, m.Partition)})
 		}
 		l.Items = append(l.Items, chain)
 	}

@@ -4,11 +4,37 @@ import (
 	"slices"
 	"testing"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/nvme"
 	"jbofd/internal/uuid"
 )
+
+// TestAHaltedRangeOfANodeThatIsUpIsShown: its last copy is not away, so that something else is to be done about it.
+func TestAHaltedRangeOfANodeThatIsUpIsShown(t *testing.T) {
+	v := &cluster.Map{Admitted: []cluster.Incarnation{7, 0}, View: &view.View{Replicas: 2,
+		Nodes:      []view.Node{{Name: "a"}, {Name: "b"}},
+		Partitions: []view.Partition{{ID: uuid.UUID{1}, Weight: 1}, {ID: uuid.UUID{2}, Node: 1, Weight: 1}},
+		Chains: []view.Chain{
+			{{Partition: 0, State: view.LastCopy}, {Partition: 1, State: view.LastCopy}},
+			{{Partition: 1, State: view.LastCopy}, {Partition: 0, State: view.Waiting}},
+			{{Partition: 0, State: view.Serving}, {Partition: 1, State: view.Waiting}},
+			{}},
+		Versions: make([]uint32, 4)}}
+	var a admin.Cluster
+	describeView(&a, v)
+	if a.Ranges.Halted != 2 || a.Ranges.HaltedUp != 1 {
+		t.Errorf("%+v", a.Ranges)
+	}
+	l, err := (&clusterMember{newest: v}).chains("0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := l.(admin.List[admin.Chain]).Items[0].Members; !m[0].Up || m[1].Up {
+		t.Errorf("%+v", m)
+	}
+}
 
 func TestTheMapForHostsHasTheMembersThatServe(t *testing.T) {
 	v := &view.View{Cluster: uuid.UUID{1}, Epoch: 9, Replicas: 3, HashSeed: 77,

@@ -109,7 +109,8 @@ var (
 	clusterNodes = gauge("jbof_cluster_nodes", "Nodes of the cluster in the newest view, by state: up, or away.",
 		"state")
 	clusterRanges = gauge("jbof_cluster_ranges", "Ranges of the cluster by state: full, filling, under_replicated "+
-		"(and nothing is being filled), halted (all copies are away), unassigned (of a new cluster).", "state")
+		"(and nothing is being filled), halted (all copies are away, "+
+		"or their drives do not work), unassigned (of a new cluster).", "state")
 	clusterUnder = gauge("jbof_cluster_under_replicated_ranges", "Ranges with fewer complete copies than the cluster "+
 		"is to have.")
 	clusterReplicas = gauge("jbof_cluster_replicas", "Replicas of ranges that this node has, by role.", "role")
