@@ -54,7 +54,8 @@ type Options struct {
 	// SubNQN is the NQN of the cluster's subsystem.
 	SubNQN string
 	// Connection has the options of connections to nodes. Address and SubNQN, and MaxRetries, are the Store's. Other
-	// defaults than those of client.Connect: KATO 2 s, ReconnectDelay 100 ms, ConnectTimeout 3 s.
+	// defaults than those of client.Connect: KATO 2 s, ReconnectDelay 100 ms, ConnectTimeout 3 s, and 10 s over RDMA,
+	// where a busy machine needs more for the queues of an association.
 	Connection client.Options
 	// ReadFrom says which members are asked for reads.
 	ReadFrom ReadFrom
@@ -95,7 +96,6 @@ func (o Options) withDefaults() (Options, error) {
 		{"MapInterval", &o.MapInterval, 5 * time.Second}, {"KeepFor", &o.KeepFor, defaultKeepFor},
 		{"Connection.KATO", &o.Connection.KATO, 2 * time.Second},
 		{"Connection.ReconnectDelay", &o.Connection.ReconnectDelay, 100 * time.Millisecond},
-		{"Connection.ConnectTimeout", &o.Connection.ConnectTimeout, 3 * time.Second},
 	} {
 		if *f.v == 0 {
 			*f.v = f.def
@@ -103,6 +103,10 @@ func (o Options) withDefaults() (Options, error) {
 		if *f.v < 0 && f.name != "Connection.KATO" {
 			return o, fmt.Errorf("%w: %s is %s, must be positive", client.ErrInvalid, f.name, *f.v)
 		}
+	}
+	if o.Connection.ConnectTimeout < 0 {
+		return o, fmt.Errorf("%w: Connection.ConnectTimeout is %s, must not be negative", client.ErrInvalid,
+			o.Connection.ConnectTimeout)
 	}
 	if o.KeepFor < minKeepFor || o.KeepFor > maxKeepFor {
 		return o, fmt.Errorf("%w: KeepFor is %s, must be %s to %s", client.ErrInvalid, o.KeepFor, minKeepFor,
@@ -118,6 +122,19 @@ func (o Options) withDefaults() (Options, error) {
 	o.Connection.MaxRetries, o.Connection.ReportCredits = -1, true
 	o.Connection.Queues = max(o.Connection.Queues, 1)
 	return o, nil
+}
+
+// connection is how an address is connected to.
+func (o *Options) connection(address string) client.Options {
+	c := o.Connection
+	c.Address = address
+	if c.ConnectTimeout == 0 {
+		c.ConnectTimeout = 3 * time.Second
+		if strings.HasPrefix(address, "rdma://") || c.Transport == client.RDMA {
+			c.ConnectTimeout = 10 * time.Second
+		}
+	}
+	return c
 }
 
 // flow is how requests are scheduled.
@@ -192,7 +209,8 @@ func (s *Store) Stats() Stats {
 		Unavailable: c.unavailable.Load(), Indeterminate: c.indeterminate.Load()}
 }
 
-// Open connects to a cluster: it reads the map from whichever node of Addresses answers first. Close must be called.
+// Open connects to a cluster: it reads the map from whichever node of Addresses answers first. An attempt that takes
+// too long is repeated for Options.Timeout. Close must be called.
 //
 // Errors: client.ErrInvalid for bad Options; what the nodes have answered or why they could not be reached;
 // client.ErrUnsupported if they have no map.

@@ -101,6 +101,7 @@ func readMap(ctx context.Context, c *client.Controller, epoch uint64) (nvme.Clus
 func (s *Store) bootstrap(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	last := s.now() + s.o.Timeout // when an attempt may begin
 	type answer struct {
 		m   nvme.ClusterMap
 		err error
@@ -112,6 +113,9 @@ func (s *Store) bootstrap(ctx context.Context) error {
 	for _, address := range s.o.Addresses {
 		asking.Go(func() {
 			m, err := s.askSeed(ctx, address)
+			for isLate(err) && ctx.Err() == nil && s.now() < last {
+				m, err = s.askSeed(ctx, address)
+			}
 			if err != nil {
 				err = fmt.Errorf("%s: %w", address, err)
 			}
@@ -131,10 +135,15 @@ func (s *Store) bootstrap(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// isLate reports whether something has taken too long, on a busy machine perhaps.
+func isLate(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, client.ErrTimeout)
+}
+
 // askSeed reads the map from an address of the options, over a connection for that.
 func (s *Store) askSeed(ctx context.Context, address string) (nvme.ClusterMap, error) {
-	o := s.o.Connection
-	o.Address, o.SubNQN, o.Queues, o.QPairs, o.CtrlLossTimeout = address, s.o.SubNQN, 1, 0, -1
+	o := s.o.connection(address)
+	o.SubNQN, o.Queues, o.QPairs, o.CtrlLossTimeout = s.o.SubNQN, 1, 0, -1
 	c, err := client.Connect(ctx, o)
 	if err != nil {
 		return nil, err

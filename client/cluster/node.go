@@ -165,8 +165,8 @@ func (n *node) tryBring() error {
 		c = nil
 	}
 	if c == nil {
-		o := n.s.o.Connection
-		o.Address, o.SubNQN = n.key.address, n.key.nqn
+		o := n.s.o.connection(n.key.address)
+		o.SubNQN = n.key.nqn
 		var err error
 		if c, err = client.Connect(n.ctx, o); err != nil {
 			return err
