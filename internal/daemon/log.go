@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"time"
 
 	"jbofd/internal/kvstore"
+	"jbofd/internal/nvmeof/target/connection"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 	"jbofd/internal/telemetry"
@@ -36,10 +38,36 @@ func (n *Node) logStart() {
 }
 
 // peerLog returns a logger for events that hosts and other nodes can cause: of each kind it passes on as many lines a
-// second as the configuration says.
+// second as the configuration says, and of Connects that are refused for the same cause one in refusedEvery.
 func (n *Node) peerLog() *slog.Logger {
 	return slog.New(telemetry.LimitHandler(n.log.Handler(),
-		telemetry.LimitOptions{Lines: n.cfg.Log.PeerLinesPerSec, Dropped: n.tel.LogDropped}))
+		telemetry.LimitOptions{Lines: n.cfg.Log.PeerLinesPerSec, Cause: refusal, CauseEvery: refusedEvery,
+			Dropped: n.tel.LogDropped}))
+}
+
+// refusedEvery is the time in which the same refusal is logged once. A host that is not allowed, or a second node of a
+// name, tries again for ever.
+const refusedEvery = 5 * time.Minute
+
+// refusal tells refused Connects apart: by the address that they come from, but for its port, by host, subsystem and
+// status.
+func refusal(r *slog.Record) (cause string) {
+	if r.Message != connection.Refused {
+		return ""
+	}
+	r.Attrs(func(a slog.Attr) bool {
+		switch v := a.Value.String(); a.Key {
+		case "remote":
+			if host, _, err := net.SplitHostPort(v); err == nil {
+				v = host
+			}
+			cause += v + " "
+		case "host", "subsystem", "status":
+			cause += v + " "
+		}
+		return true
+	})
+	return cause
 }
 
 // slowLog returns a logger for what repeats as long as something is wrong: of each kind it passes on one line in

@@ -145,22 +145,25 @@ func TestARepairedLabelLeavesALine(t *testing.T) {
 	}
 }
 
+// TestRefusedHostsLeaveLinesAtABoundedRate: a host that tries again and again, from one port after the other, leaves
+// one line, and another one leaves one of its own.
 func TestRefusedHostsLeaveLinesAtABoundedRate(t *testing.T) {
 	w, log := newWorld(t), &lines{}
 	w.log = log
-	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {peer_lines_per_sec: 1}")
+	w.configure([]string{memSSD}, []string{"{nsid: 1, ssd: ssd0, size: 16MiB}"}, "log: {peer_lines_per_sec: 50}")
 	n := w.mustStart()
 	const attempts = 60
-	for range attempts {
+	for i := range attempts {
+		host := fmt.Sprint("nqn.2026-11.example.host:x", i/(attempts-1)) // the last one is another one
 		c, err := client.Connect(t.Context(), client.Options{Address: n.addrs.Listeners[0],
-			SubNQN: "nqn.2026-11.example.jbofd:none", HostNQN: "nqn.2026-11.example.host:x"})
+			SubNQN: "nqn.2026-11.example.jbofd:none", HostNQN: host})
 		if err == nil {
 			t.Fatal("connected to nothing", c.Close())
 		}
 	}
 	got := log.with("connect refused")
-	if len(got) < 1 || len(got) > attempts/2 || !strings.Contains(got[0], "host=nqn.2026-11.example.host:x") ||
-		!strings.Contains(got[0], "reason=") {
+	if len(got) != 2 || !strings.Contains(got[0], "host=nqn.2026-11.example.host:x0") ||
+		!strings.Contains(got[0], "reason=") || !strings.Contains(got[1], "host=nqn.2026-11.example.host:x1") {
 		t.Errorf("%d attempts left %d lines: %q", attempts, len(got), got)
 	}
 }

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// maxLimitKeys limits the number of messages with a budget of their own. All further messages share one budget.
+// maxLimitKeys limits the number of messages with a budget of their own. All further messages share one budget. It also
+// limits the number of causes.
 const maxLimitKeys = 256
 
 // LimitOptions describe a rate limit on log messages.
@@ -16,6 +17,10 @@ type LimitOptions struct {
 	Lines int
 	// Every is the period; 0 stands for a second.
 	Every time.Duration
+	// Cause tells what a record is due to, if it comes again and again as long as that lasts; otherwise it returns "".
+	// One record of each cause passes in each period of CauseEvery. Nil: none is looked at.
+	Cause      func(r *slog.Record) string
+	CauseEvery time.Duration
 	// Dropped is called with the number of suppressed records; it may be nil.
 	Dropped func(n int)
 }
@@ -33,7 +38,8 @@ func LimitHandler(inner slog.Handler, o LimitOptions) slog.Handler {
 	if o.Every <= 0 {
 		o.Every = time.Second
 	}
-	return &limitHandler{inner: inner, shared: &limiter{opts: o, messages: map[string]*budget{}}}
+	return &limitHandler{inner: inner, shared: &limiter{opts: o, messages: map[string]*budget{},
+		causes: map[string]*budget{}}}
 }
 
 type limitHandler struct {
@@ -43,9 +49,9 @@ type limitHandler struct {
 
 type limiter struct {
 	opts LimitOptions
-	// mu guards messages.
-	mu       sync.Mutex
-	messages map[string]*budget
+	// mu guards messages and causes.
+	mu               sync.Mutex
+	messages, causes map[string]*budget
 }
 
 // budget is the remaining budget of one message.
@@ -53,6 +59,33 @@ type budget struct {
 	since      time.Time // when the current period began
 	passed     int       // in the current period
 	suppressed int       // since the last record that passed
+}
+
+// isNews decides whether a record of a cause passes, as far as that is concerned. It returns the number of records
+// suppressed before it.
+func (l *limiter) isNews(cause string, now time.Time) (suppressed int, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := l.causes[cause]
+	if b != nil && now.Sub(b.since) >= 0 && now.Sub(b.since) < l.opts.CauseEvery {
+		b.suppressed++
+		return 0, false
+	}
+	if b == nil && len(l.causes) >= maxLimitKeys {
+		for c, o := range l.causes {
+			if now.Sub(o.since) >= l.opts.CauseEvery {
+				delete(l.causes, c)
+			}
+		}
+		if len(l.causes) >= maxLimitKeys {
+			return 0, true // its message has a budget still
+		}
+	}
+	if b != nil {
+		suppressed = b.suppressed
+	}
+	l.causes[cause] = &budget{since: now}
+	return suppressed, true
 }
 
 // allow decides whether a record passes. It returns the number of records suppressed before it.
@@ -86,14 +119,23 @@ func (h *limitHandler) Enabled(ctx context.Context, level slog.Level) bool {
 }
 
 func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {
-	suppressed, ok := h.shared.allow(r.Message, r.Time)
+	before, ok := 0, true
+	if o := &h.shared.opts; o.Cause != nil {
+		if cause := o.Cause(&r); cause != "" {
+			before, ok = h.shared.isNews(cause, r.Time)
+		}
+	}
+	suppressed := 0
+	if ok {
+		suppressed, ok = h.shared.allow(r.Message, r.Time)
+	}
 	if !ok {
 		if h.shared.opts.Dropped != nil {
 			h.shared.opts.Dropped(1)
 		}
 		return nil
 	}
-	if suppressed > 0 {
+	if suppressed += before; suppressed > 0 {
 		r = r.Clone()
 		r.AddAttrs(slog.Int("suppressed", suppressed))
 	}

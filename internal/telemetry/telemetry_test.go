@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -501,60 +500,6 @@ func TestNoMoreHTTPConnectionsThanTheBound(t *testing.T) {
 	}
 	if err := <-third; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("waiting for a place while closing: %v", err)
-	}
-}
-
-// recorder keeps what is logged.
-type recorder struct {
-	lines []string
-}
-
-func (r *recorder) Enabled(context.Context, slog.Level) bool { return true }
-func (r *recorder) WithAttrs([]slog.Attr) slog.Handler       { return r }
-func (r *recorder) WithGroup(string) slog.Handler            { return r }
-func (r *recorder) Handle(_ context.Context, rec slog.Record) error {
-	line := rec.Message
-	rec.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
-	r.lines = append(r.lines, line)
-	return nil
-}
-
-func TestAHostileFloodIsLoggedAtABoundedRate(t *testing.T) {
-	out, dropped := &recorder{}, 0
-	h := LimitHandler(out, LimitOptions{Lines: 2, Dropped: func(n int) { dropped += n }})
-	at := time.Unix(1000, 0)
-	log := func(h slog.Handler, msg string) {
-		if err := h.Handle(context.Background(), slog.NewRecord(at, slog.LevelWarn, msg, 0)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 100 {
-		log(h.WithAttrs([]slog.Attr{slog.String("host", "x")}), "protocol error")
-		log(h.WithGroup("g"), "protocol error")
-	}
-	log(h, "keep alive expired")
-	if len(out.lines) != 3 || dropped != 198 {
-		t.Fatalf("%d lines, %d dropped: %q", len(out.lines), dropped, out.lines)
-	}
-	at = at.Add(time.Second)
-	log(h, "protocol error")
-	log(h, "protocol error")
-	if got := out.lines[3:]; len(got) != 2 || got[0] != "protocol error suppressed=198" || got[1] != "protocol error" {
-		t.Errorf("%q", got)
-	}
-}
-
-func TestManyDifferentMessagesDoNotGrowTheLimiter(t *testing.T) {
-	out := &recorder{}
-	h := LimitHandler(out, LimitOptions{Lines: 1}).(*limitHandler)
-	for i := range 10 * maxLimitKeys {
-		if err := h.Handle(context.Background(),
-			slog.NewRecord(time.Unix(1, 0), slog.LevelWarn, fmt.Sprint("message ", i), 0)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if len(h.shared.messages) > maxLimitKeys+1 || len(out.lines) > maxLimitKeys+1 {
-		t.Errorf("%d keys, %d lines", len(h.shared.messages), len(out.lines))
 	}
 }
 

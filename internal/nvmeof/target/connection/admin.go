@@ -87,6 +87,9 @@ func (c *Conn) ExecuteAdmin() {
 	}
 }
 
+// Refused is the message of the record in the log about a Connect that was refused.
+const Refused = "connect refused"
+
 // connect executes the Connect command in slot i. If it is held, Connected goes on with it.
 func (c *Conn) connect(i int) {
 	sqe := c.m.Slot(i).SQE
@@ -119,7 +122,7 @@ func (c *Conn) connected(i int, r nvmeof.ConnectReply) {
 	if !r.Status.OK() {
 		c.cfg.Ticket.refused()
 		c.tel.ConnectFailed(r.Label)
-		c.log.Warn("connect refused", "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.teardown.hostNQN,
+		c.log.Warn(Refused, "transport", c.cfg.Name, "remote", c.cfg.Remote, "host", c.teardown.hostNQN,
 			"subsystem", c.teardown.subNQN,
 			"status", r.Status.String(), "reason", r.Reason)
 		c.mu.Lock()
