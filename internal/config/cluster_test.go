@@ -73,9 +73,10 @@ func TestAReloadLeavesTheClusterAlone(t *testing.T) {
 			"size: 64MiB became 128MiB, which needs a restart: it is a partition of the cluster"},
 		{first, strings.Replace(first, "true", "false", 1), "replicated: true became false, which needs a restart"},
 		{first, strings.Replace(first, "nsid: 1", "nsid: 3", 1),
-			"nsid 1 is a partition of the cluster: to remove it needs a restart"},
+			"nsid 1 is a partition of the cluster: to remove it needs a restart, during which the other nodes serve " +
+				"its ranges if there are two replicas or more. With one, drain the node before it"},
 		{first, first + "\n      - {nsid: 3, ssd: s, size: 64MiB, type: kv, replicated: true}",
-			"replicated: true: a new partition of the cluster needs a restart"},
+			"replicated: true: a new partition of the cluster needs a restart, during which the other"},
 		{"{nsid: 2, ssd: s, size: 64MiB, type: kv}", "{nsid: 4, ssd: s, size: 64MiB, type: kv}", ""},
 	} {
 		changed := strings.Replace(text, c.old, c.new, 1)

@@ -230,12 +230,16 @@ func (d *differ) subsystems(from, to []Subsystem) {
 	}
 }
 
+// othersServe says that a restart costs little.
+const othersServe = ", during which the other nodes serve its ranges if there are two replicas or more"
+
 func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 	for _, a := range from {
 		if !slices.ContainsFunc(to, func(b Namespace) bool { return b.NSID == a.NSID }) {
 			d.NamespacesRemoved = append(d.NamespacesRemoved, SubsystemNamespace{nqn, a})
 			if a.Replicated {
-				d.problem(path, "nsid %d is a partition of the cluster: to remove it needs a restart", a.NSID)
+				d.problem(path, "nsid %d is a partition of the cluster: to remove it needs a restart%s. With one, "+
+					"drain the node before it", a.NSID, othersServe)
 			}
 		}
 	}
@@ -245,7 +249,7 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 		if k < 0 {
 			d.NamespacesAdded = append(d.NamespacesAdded, ns)
 			if b.Replicated {
-				d.problem(join(p, "replicated"), "true: a new partition of the cluster needs a restart")
+				d.problem(join(p, "replicated"), "true: a new partition of the cluster needs a restart%s", othersServe)
 			}
 			continue
 		}
@@ -257,11 +261,11 @@ func (d *differ) namespaces(path, nqn string, from, to []Namespace) {
 			a.UUID = b.UUID
 		}
 		d.requireEqual(join(p, "replicated"), reflect.ValueOf(a.Replicated), reflect.ValueOf(b.Replicated),
-			"needs a restart")
+			"needs a restart"+othersServe)
 		a.Replicated = b.Replicated
 		if b.Replicated && a.Size != b.Size {
-			d.problem(join(p, "size"), "%s became %s, which needs a restart: it is a partition of the cluster", a.Size,
-				b.Size)
+			d.problem(join(p, "size"), "%s became %s, which needs a restart: it is a partition of the cluster%s",
+				a.Size, b.Size, othersServe)
 			a.Size = b.Size
 		}
 		const another = "makes it another namespace: give it another nsid, or remove it by one reload"

@@ -14,6 +14,10 @@ type Machine struct {
 // modelMapShare is the part of an emulated drive's size that the map of its flash takes besides the data: 0.2 %.
 const modelMapShare = 500
 
+// ReplicatedBytes is what a partition of a cluster takes besides limits.buffers: values of writes under way, and
+// batches.
+const ReplicatedBytes Bytes = 102 << 20
+
 // machine checks what the machine or the binary cannot do.
 func (v *validator) machine(m Machine) {
 	if m.NoRDMA != "" {
@@ -59,5 +63,20 @@ func (v *validator) machine(m Machine) {
 			return
 		}
 		sum += need
+	}
+	for i, s := range v.c.Subsystems {
+		for k, ns := range s.Namespaces {
+			p := join(index(join(index("subsystems", i), "namespaces"), k), "replicated")
+			switch {
+			case !ns.Replicated || !v.ok(p):
+			case ReplicatedBytes > have-sum:
+				v.complain(p, "true, and a partition of a cluster takes %s of memory: limits.buffers, drives in "+
+					"memory and partitions before it take %s of the %s that this machine has", ReplicatedBytes, sum,
+					have)
+				return
+			default:
+				sum += ReplicatedBytes
+			}
+		}
 	}
 }

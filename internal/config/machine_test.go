@@ -33,6 +33,12 @@ ssds:
   - {name: a, backend: mem, size: 8388607TiB}
   - {name: b, backend: mem, size: 8388607TiB}
 `, Machine{MemoryBytes: 3 << 30}, "ssds[0].size: 8388607TiB is too large"},
+		{"partitions of a cluster", strings.Replace(clusterOf(minimal, embedded), "64MiB, type: kv}",
+			"64MiB, type: kv, replicated: true}", 1), Machine{MemoryBytes: 1350 << 20},
+			"subsystems[0].namespaces[1].replicated: true, and a partition of a cluster takes 102MiB of memory: " +
+				"limits.buffers, drives in memory and partitions before it take 1254MiB of the 1350MiB that"},
+		{"enough for them", strings.Replace(clusterOf(minimal, embedded), "64MiB, type: kv}",
+			"64MiB, type: kv, replicated: true}", 1), Machine{MemoryBytes: 1356 << 20}, ""},
 		{"odd memory", minimal + "limits: {buffers: 64GiB}", Machine{MemoryBytes: 24<<30 - 4096},
 			"allowed: less than 24575MiB"},
 		{"enough", minimal, Machine{MemoryBytes: 2 << 30}, ""},

@@ -32,6 +32,14 @@ func TestALossIsAcceptedByACommand(t *testing.T) {
 		return nil
 	}
 	agree(t, "both nodes have half of the ranges", nodes, even)
+	for _, n := range nodes {
+		eventually(t, "what an earlier process has lost was looked for", func() error {
+			if l, err := n.admin.KVAudits(t.Context()); err != nil || l.Items[0].Segments == 0 {
+				return fmt.Errorf("%+v, %v", l.Items, err)
+			}
+			return nil
+		})
+	}
 	if err := nodes[1].stop(); err != nil {
 		t.Fatal(err)
 	}

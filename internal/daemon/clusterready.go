@@ -3,11 +3,13 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
+	"jbofd/internal/config"
 )
 
 // silentLeases is for how many leases nothing is heard of a manager until an operator is told so.
@@ -29,11 +31,22 @@ func (c *clusterMember) ready() error {
 			"that it is the only one, or does not answer", c.explain(fmt.Errorf("%w: %w", cluster.ErrUnreachable, err)),
 			time.Since(since).Round(time.Second), s.Manager)
 	}
+	if !c.knows(s.Manager) {
+		return fmt.Errorf("the node may not serve its ranges: the manager is %q, which cluster.nodes of this node does "+
+			"not have: add it, and jbofctl reload", s.Manager)
+	}
 	if s.Active == nil {
 		return c.waiting(s, time.Duration(member.Now()-m.LastSign()))
 	}
 	return fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot prove that it "+
 		"is the only one", s.Manager)
+}
+
+// knows reports whether a manager is one of the nodes of the configuration, or none. This node talks to no other ones.
+func (c *clusterMember) knows(manager string) bool {
+	return manager == "" || slices.ContainsFunc(c.n.config().Cluster.Nodes, func(n config.ClusterNode) bool {
+		return n.Name == manager
+	})
 }
 
 // waiting says why no view admits the node, when the manager has given no sign for a time.

@@ -2,10 +2,12 @@ package daemon
 
 import (
 	"testing"
+	"time"
 
 	"jbofd/internal/cluster"
 	"jbofd/internal/cluster/member"
 	"jbofd/internal/cluster/view"
+	"jbofd/internal/config"
 	"jbofd/internal/peers"
 	"jbofd/internal/uuid"
 )
@@ -40,4 +42,28 @@ func TestANodeIsConnectedIfBothDirectionsAre(t *testing.T) {
 	r.connected("c")
 	r.hosts["c"] = true
 	expect("all are connected", acts, 7)
+}
+
+// TestPartitionsHaveTheSettingsOfTheNode, so that none of what they are there for is left out.
+func TestPartitionsHaveTheSettingsOfTheNode(t *testing.T) {
+	for _, lock := range []bool{false, true} {
+		r := &replicaNode{cfg: &config.Cluster{Lease: 3 * time.Second, LockKeys: lock}}
+		c := r.settings()
+		if c.LockKeys != lock || c.Patience != 6*time.Second || c.YieldAfter != 15*time.Second ||
+			c.SilentAfter != 7*time.Second || c.AnswerWithin != 2500*time.Millisecond {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
+// TestAManagerThatTheConfigurationLacksIsSaidSo: this node connects to no other nodes than its configuration has, nor
+// they to it, so that such a manager gives it up.
+func TestAManagerThatTheConfigurationLacksIsSaidSo(t *testing.T) {
+	c := &clusterMember{n: &Node{cfg: &config.Config{Cluster: &config.Cluster{Nodes: []config.ClusterNode{{Name: "n1"},
+		{Name: "n2"}}}}}}
+	for name, want := range map[string]bool{"": true, "n1": true, "n2": true, "n3": false} {
+		if got := c.knows(name); got != want {
+			t.Errorf("manager %q: %t", name, got)
+		}
+	}
 }

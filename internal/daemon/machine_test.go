@@ -4,6 +4,10 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"jbofd/internal/config"
+	"jbofd/internal/nvmeof"
+	"jbofd/internal/replicas"
 )
 
 func TestTheMemoryOfTheMachineIsTheLeastOfItsLimits(t *testing.T) {
@@ -39,5 +43,13 @@ func TestTheMemoryOfTheMachineIsTheLeastOfItsLimits(t *testing.T) {
 	}
 	if got := Machine().MemoryBytes; got < 64<<20 {
 		t.Errorf("this machine has %d bytes of memory", got)
+	}
+}
+
+// TestAValidationKnowsWhatReplicasTake: as much as they take with the longest values that there may be.
+func TestAValidationKnowsWhatReplicasTake(t *testing.T) {
+	longest := nvmeof.MaxReplicatedValue(1<<30, 1<<30)
+	if got := replicas.PartitionBytes(longest); got != int64(config.ReplicatedBytes) {
+		t.Errorf("the replicas of a partition take %d, config.ReplicatedBytes is %d", got, config.ReplicatedBytes)
 	}
 }

@@ -92,6 +92,13 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 	return r, err
 }
 
+// settings are those of all partitions: what the configuration says, and the times of this file.
+func (r *replicaNode) settings() replicas.Config {
+	lease := time.Duration(r.cfg.Lease)
+	return replicas.Config{Patience: patienceLeases * lease, SilentAfter: silentAfter, AnswerWithin: answerWithin,
+		YieldAfter: yieldLeases * lease, LockKeys: r.cfg.LockKeys}
+}
+
 // attach gives it an open partition, before the first setState. The partition is open until close has returned. The
 // longest value of the cluster has valueBytes, 0: it is this node's own.
 func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes int) error {
@@ -106,16 +113,14 @@ func (r *replicaNode) attach(id uuid.UUID, p *partition.Partition, valueBytes in
 	if valueBytes > 0 {
 		longest = min(longest, valueBytes)
 	}
-	g, err := replicas.New(replicas.Config{Store: p, ID: id, Peers: r.peers, Observe: observe,
-		MaxValueBytes: longest,
-		Repair:        func(how crrs.RepairOutcome) { series.CountRepair(int(how)) },
-		HostNQN:       func(node string) string { return cluster.HostNQN(name, node) },
-		Authority:     r.access.Authority, Clock: member.Now, Changed: r.report,
-		Patience: patienceLeases * time.Duration(r.cfg.Lease),
-		Drive:    p.Drive().Stats(), SilentAfter: silentAfter, AnswerWithin: answerWithin,
-		YieldAfter: yieldLeases * time.Duration(r.cfg.Lease), LockKeys: r.cfg.LockKeys,
-		Full: p.NearlyFull, TooFullToFill: p.TooFullToFill, Pool: r.access.Node.pool, Env: turn.Real,
-		Log: r.limited})
+	c := r.settings()
+	c.Store, c.ID, c.Peers, c.Observe, c.MaxValueBytes = p, id, r.peers, observe, longest
+	c.Repair = func(how crrs.RepairOutcome) { series.CountRepair(int(how)) }
+	c.HostNQN = func(node string) string { return cluster.HostNQN(name, node) }
+	c.Authority, c.Clock, c.Changed, c.Drive = r.access.Authority, member.Now, r.report, p.Drive().Stats()
+	c.Full, c.TooFullToFill = p.NearlyFull, p.TooFullToFill
+	c.Pool, c.Env, c.Log = r.access.Node.pool, turn.Real, r.limited
+	g, err := replicas.New(c)
 	if err != nil {
 		return err
 	}
