@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -68,12 +69,14 @@ type clusterDemo struct {
 	// began.
 	reads, writes, failed, stale atomic.Uint64
 	// lastWrite is when the last write was acknowledged, worst the longest time without one; in ns since began.
-	mu              sync.Mutex
-	lastWrite       time.Time
-	worst           time.Duration
-	kinds           map[string]int
-	latency         []time.Duration // of the present second
-	before, without phase
+	mu                     sync.Mutex
+	lastWrite              time.Time
+	worst                  time.Duration
+	kinds                  map[string]int
+	latency                []time.Duration // of the present second
+	before, without, after phase
+	// busy is the load of the machine before the demonstration.
+	busy string
 }
 
 // phase is what was done in a part of the demonstration.
@@ -109,7 +112,8 @@ func (p phase) rate() float64 { return float64(p.ops) / max(p.took.Seconds(), 0.
 // read.
 func RunCluster(ctx context.Context, cfg ClusterConfig) (err error) {
 	d := &clusterDemo{cfg: cfg, out: &progress{w: cfg.Out, began: time.Now()},
-		dir: filepath.Join(cfg.Dir, "data", "cluster"), kinds: map[string]int{}}
+		dir: filepath.Join(cfg.Dir, "data", "cluster"), kinds: map[string]int{},
+		busy: machineLoad()}
 	unlock, err := lockDir(d.dir)
 	if err != nil {
 		return err
@@ -408,7 +412,7 @@ func (d *clusterDemo) script(ctx context.Context) error {
 		return err
 	}
 	d.out.printf("all copies are there again after %.1f s", time.Since(began).Seconds())
-	_, err = d.watch(ctx, d.cfg.Runtime/2, nil)
+	d.after, err = d.watch(ctx, d.cfg.Runtime/2, nil)
 	return err
 }
 
@@ -463,6 +467,17 @@ func kindsOf(kinds map[string]int) (text string) {
 	return text
 }
 
+// machineLoad says how busy the machine is: what else runs on it makes the rates differ from one part of the
+// demonstration to the next.
+func machineLoad() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if f := strings.Fields(string(b)); err == nil && len(f) > 0 {
+		return fmt.Sprintf("%s, of %d CPUs; the rates are good for a comparison if it is well below", f[0],
+			runtime.NumCPU())
+	}
+	return "unknown"
+}
+
 // verdict reads all keys once more and says how it went.
 func (d *clusterDemo) verdict() error {
 	var missing atomic.Uint64
@@ -481,12 +496,13 @@ func (d *clusterDemo) verdict() error {
 	_, err := fmt.Fprintf(d.cfg.Out, `
 reads                          %d
 writes acknowledged            %d
-operations a second            %.0f, and %.0f without n%d
+operations a second            %.0f; %.0f without n%d; %.0f after its return
+load of this machine before    %s
 longest time without a write   %.1f s
 operations that failed         %d%s
 stale reads                    %d
 acknowledged writes lost       %d of %d keys
-`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, worst.Seconds(), d.failed.Load(),
+`, d.reads.Load(), d.writes.Load(), d.before.rate(), d.without.rate(), lost+1, d.after.rate(), d.busy, worst.Seconds(), d.failed.Load(),
 		kindsOf(kinds), d.stale.Load(), missing.Load(), clusterKeys)
 	if lost, stale := missing.Load(), d.stale.Load(); err == nil && lost+stale > 0 {
 		err = fmt.Errorf("FAIL: %d keys have lost acknowledged writes, %d reads were stale", lost, stale)
