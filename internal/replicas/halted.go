@@ -26,6 +26,10 @@ type halted struct {
 	request kvstore.Request
 }
 
+// mostHalted is of how many halted ranges a partition reports what it has without being a member. All reports of a node
+// with a dozen partitions fit cluster.MaxMessageBytes then.
+const mostHalted = 4096
+
 // haltedCount is how many objects there are of a range whose chain has a version. queued: it is among those to count.
 type haltedCount struct {
 	version uint32

@@ -203,13 +203,15 @@ func (g *Replicas) makeReport() {
 	if known && g.isFailing() {
 		report.Failing = append(report.Failing, g.self)
 	}
+	others := 0
 	for number, c := range g.newest.Chains {
 		if !known {
 			break
 		}
 		at := slices.IndexFunc(c, func(e view.Member) bool { return e.Partition == g.self })
 		if at < 0 {
-			if r, is := g.haltedReport(number); is {
+			if r, is := g.haltedReport(number); is && others < mostHalted {
+				others++
 				report.Ranges = append(report.Ranges, cluster.RangeReport{Partition: g.self, Range: number, Report: r})
 			}
 			continue
