@@ -2,6 +2,7 @@ package replicas_test
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -231,6 +232,13 @@ func TestAMemberThatIsBeingDroppedHoldsUpNobody(t *testing.T) {
 		stores++
 		return stillDropping{p, &over[stores-1]}
 	}}.rig(t)
+	g.soon("the chains go on without it", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return !slices.ContainsFunc(g.view.Chains, func(c view.Chain) bool {
+			return len(c) == 0 || c[0].State != view.Serving || len(c) > 1 && c[1].State != view.Waiting
+		})
+	})
 	for i := range 40 {
 		g.putSoon(fmt.Sprint("key", i), "value", uint64(i+1))
 	}
