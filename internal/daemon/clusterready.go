@@ -32,8 +32,8 @@ func (c *clusterMember) ready() error {
 			time.Since(since).Round(time.Second), s.Manager)
 	}
 	if !c.knows(s.Manager) {
-		return fmt.Errorf("the node may not serve its ranges: the manager is %q, which cluster.nodes of this node does "+
-			"not have: add it, and jbofctl reload", s.Manager)
+		return fmt.Errorf("the node may not serve its ranges: the manager is %q, which cluster.nodes of this node "+
+			"does not have: add it, and jbofctl reload", s.Manager)
 	}
 	if s.Active == nil {
 		return c.waiting(s, time.Duration(member.Now()-m.LastSign()))
