@@ -184,11 +184,11 @@ damaged or lost (kv check, repair, export, import); 130 interrupted.`,
 	root.AddCommand(
 		x.statusCommand(),
 		x.reloadCommand(),
-		noun("ssd", "Drives",
+		noun("ssd", "Drives", append(x.bindCommands(),
 			leaf("list", "List the daemon's drives", none, x.ssdList),
 			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that "+
 				"nobody uses", one("NAME|PATH"), x.ssdShow),
-			x.formatCommand(),
+			x.formatCommand())...,
 		),
 		noun("subsystem", "NVM subsystems", leaf("list", "List the subsystems", none, x.subsystemList)),
 		noun("namespace", "Namespaces",

@@ -17,6 +17,8 @@ import (
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
+	"jbofd/internal/ssd/vfio"
+	"jbofd/internal/ssd/vfio/pci"
 )
 
 func (x *cli) ssdList(c *cobra.Command, _ []string) error {
@@ -102,7 +104,7 @@ func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
 			return ssdAnswer{l.APIVersion, d}, nil
 		}
 	}
-	if _, statErr := os.Stat(what); statErr != nil {
+	if _, statErr := os.Stat(what); statErr != nil && !isAddress(what) {
 		if err != nil {
 			return ssdAnswer{}, fmt.Errorf("%w; and there is no path %s", err, what)
 		}
@@ -144,14 +146,22 @@ func (a *ssdAnswer) fill(lab *label.Label) {
 	}
 }
 
+func isAddress(what string) bool {
+	_, err := pci.Parse(what)
+	return err == nil
+}
+
 func samePath(a, b string) bool {
 	i, err1 := os.Stat(a)
 	j, err2 := os.Stat(b)
 	return err1 == nil && err2 == nil && os.SameFile(i, j)
 }
 
-// openDrive opens and locks a drive that no daemon uses.
+// openDrive opens and locks a drive that no daemon uses, by its path or the address of its controller.
 func openDrive(path string, readOnly bool) (ssd.Device, error) {
+	if a, err := pci.Parse(path); err == nil {
+		return vfio.OpenAddress(vfio.Config{Name: a, Address: a})
+	}
 	dev, err := file.Open(file.Config{Name: filepath.Base(path), Path: path, Engine: file.EngineThreads,
 		ReadOnly: readOnly})
 	if errors.Is(err, file.ErrInUse) {

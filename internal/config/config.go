@@ -120,11 +120,17 @@ type Listener struct {
 type SSD struct {
 	// Name is the drive's name in namespaces, metrics and logs.
 	Name string `yaml:"name" required:"true"`
-	// Backend is what the drive is: memory, a regular file or block device, or an emulated drive, whose data are in
-	// memory and which answers when a real one would.
-	Backend string `yaml:"backend" default:"file" oneof:"mem|file|model"`
+	// Backend is what the drive is: memory, a regular file or block device, an NVMe controller that jbofd drives itself
+	// (nvme; the kernel's driver does not have it then), or an emulated drive, whose data are in memory and which
+	// answers when a real one would.
+	Backend string `yaml:"backend" default:"file" oneof:"mem|file|nvme|model"`
 	// Path is the file or block device (backend file).
 	Path string `yaml:"path,omitempty"`
+	// Address is the PCI address of the controller (backend nvme), as 0000:03:00.0. jbofctl ssd bind gives it to the
+	// driver vfio-pci first.
+	Address string `yaml:"address,omitempty"`
+	// NSID is the namespace of the controller that is the drive (backend nvme). 0: its first active one.
+	NSID uint32 `yaml:"nsid" default:"0"`
 	// Size is the drive's capacity. Needed for backends mem and model and with create; otherwise it is that of the file
 	// or device (0), and another size is refused.
 	Size Bytes `yaml:"size" default:"0"`

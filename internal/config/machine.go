@@ -49,7 +49,8 @@ func (v *validator) machine(m Machine) {
 	}
 	for i, s := range v.c.SSDs {
 		p := join(index("ssds", i), "size")
-		if s.Backend == "file" || !v.ok(index("ssds", i)) || !v.ok(p) || !v.ok(join(index("ssds", i), "backend")) {
+		inMemory := s.Backend == "mem" || s.Backend == "model"
+		if !inMemory || !v.ok(index("ssds", i)) || !v.ok(p) || !v.ok(join(index("ssds", i), "backend")) {
 			continue
 		}
 		need := s.Size

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -26,6 +27,7 @@ import (
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/ssd/model"
 	"jbofd/internal/ssd/model/flash"
+	"jbofd/internal/ssd/vfio"
 	"jbofd/internal/telemetry"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
@@ -95,8 +97,10 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 			d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create,
 				SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
 		}
+	case "nvme":
+		d.dev, err = openController(n, sc)
 	default:
-		err = fmt.Errorf("backend %q: must be mem, file or model", sc.Backend)
+		err = fmt.Errorf("backend %q: must be mem, file, nvme or model", sc.Backend)
 	}
 	if err != nil {
 		return err
@@ -111,7 +115,7 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		}
 	}
 	if err != nil {
-		return refusedDrive(err, sc.Path)
+		return refusedDrive(err, cmp.Or(sc.Path, sc.Address))
 	}
 	n.closing(func() { _ = store.Close() })
 	if copies := store.Repaired(); len(copies) > 0 {
@@ -152,6 +156,19 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
 	})
 	return nil
+}
+
+// openController opens a drive of an NVMe controller that jbofd drives itself.
+func openController(n *Node, sc config.SSD) (ssd.Device, error) {
+	dev, err := vfio.OpenAddress(vfio.Config{Name: sc.Name, Address: sc.Address, NSID: sc.NSID, Pool: n.pool})
+	if err != nil {
+		return nil, err
+	}
+	if size := dev.Info().SizeBytes; sc.Size != 0 && int64(sc.Size) != size {
+		return nil, errors.Join(fmt.Errorf("size: %s, but namespace %d of %s has %s; allowed: leave it out", sc.Size,
+			dev.NSID(), sc.Address, config.Bytes(size)), dev.Close())
+	}
+	return dev, nil
 }
 
 // refusedDrive adds to the error of a drive that holds something else how to give it to jbofd.

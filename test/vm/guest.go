@@ -43,6 +43,9 @@ type BootOptions struct {
 	CPUs int
 	// MemoryMiB is the guest's memory.
 	MemoryMiB int
+	// Machine are QEMU's options of its machine q35, as ",kernel-irqchip=split", and Devices arguments for devices.
+	Machine string
+	Devices []string
 	// CommandLine is added to the kernel's.
 	CommandLine string
 	// Timeout is how long the guest may take to answer.
@@ -132,7 +135,7 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 	cmd := exec.Command(qemu,
 		// Software emulation everywhere, so that a run here and in CI is the same run.
 		"-accel", "tcg,thread=multi,tb-size=256",
-		"-machine", "q35", "-cpu", "max,la57=off", // five-level page tables only slow the emulated walks
+		"-machine", "q35"+o.Machine, "-cpu", "max,la57=off", // five-level page tables only slow the emulated walks
 		"-smp", fmt.Sprint(o.CPUs), "-m", fmt.Sprint(o.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", o.Kernel.Vmlinux, "-initrd", initramfs,
@@ -143,6 +146,7 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 		"-chardev", "socket,id=agent,fd=3", "-device", "virtserialport,chardev=agent,name="+guestproto.PortName,
 		"-netdev", network, "-device", "virtio-net-pci,netdev=net,romfile=",
 	)
+	cmd.Args = append(cmd.Args, o.Devices...)
 	cmd.ExtraFiles = []*os.File{theirs}
 	g := &Guest{port: ours, pending: map[uint64]chan guestproto.Response{}, streams: map[uint64]*lineWriter{},
 		waiters: make(chan struct{})}

@@ -1,0 +1,565 @@
+package pcie
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/nvme"
+)
+
+// Config describes how a controller is used.
+type Config struct {
+	Function Function
+	// AdminTimeout bounds each admin command; 0: 10 s.
+	AdminTimeout time.Duration
+	// PageBytes is the size of a memory page of the host; 0: that of the system.
+	PageBytes int
+}
+
+// Properties are what a controller has said of itself. They are checked.
+type Properties struct {
+	Model, Serial, Firmware string
+	// MaxTransfer is the longest data of a command in bytes; a multiple of the page size.
+	MaxTransfer int
+	// Entries is the greatest length of a Ring, a power of two.
+	Entries int
+	// SGL: data may be described by an SGL data block, whatever its length and alignment to 4.
+	SGL bool
+	// WriteZeroes and DSM: the commands are there. MaxZeroes is the most blocks of a Write Zeroes command.
+	WriteZeroes, DSM bool
+	MaxZeroes        int64
+	// VolatileCache: completed writes may be lost until a Flush.
+	VolatileCache bool
+	// AtomicBlocks is what a power loss does not tear, in blocks; at least 1.
+	AtomicBlocks int
+}
+
+// Controller is an NVMe controller. One goroutine calls its methods.
+type Controller struct {
+	cfg    Config
+	fn     Function
+	cap    nvme.CAP
+	page   int
+	stride int
+
+	admin *Ring
+	// data is a page for the data of an admin command, which the device sees at dataAt.
+	data     []byte
+	dataAt   uint64
+	adminsAt uint64
+	// events counts the asynchronous event requests under way; event is what was told last.
+	asked  map[int]bool
+	events []nvme.AER
+
+	props Properties
+	// shadows are the pages of shadow doorbells and event indexes. shadowing: the controller uses them. The admin queue
+	// does not, as in other hosts.
+	shadowing bool
+	shadows   []byte
+	shadowsAt uint64
+	// taken is all memory of Alloc, guarded by mu.
+	mu    sync.Mutex
+	taken [][]byte
+	// queues is how many pairs of I/O queues the controller has granted.
+	queues int
+}
+
+// NewController returns the controller of a function, which Enable brings up.
+//
+// Errors: ErrGone; ErrUnsuited, if it does not have the NVM command set, or no page of the host's size; the system's
+// for memory.
+func NewController(cfg Config) (*Controller, error) {
+	if cfg.AdminTimeout == 0 {
+		cfg.AdminTimeout = 10 * time.Second
+	}
+	if cfg.PageBytes == 0 {
+		cfg.PageBytes = unix.Getpagesize()
+	}
+	c := &Controller{cfg: cfg, fn: cfg.Function, asked: map[int]bool{}}
+	c.cap = nvme.CAP(c.fn.Load32(nvme.PropCAP)) | nvme.CAP(c.fn.Load32(nvme.PropCAP+4))<<32
+	c.stride = 4 << c.cap.DSTRD()
+	least, most := 4096<<c.cap.MPSMIN(), 4096<<c.cap.MPSMAX()
+	c.page = min(max(4096, least), most)
+	switch {
+	case c.fn.Load32(nvme.PropCSTS) == gone:
+		return nil, ErrGone
+	case c.cap.CSS()&nvme.CAPCSSNVM == 0:
+		return nil, fmt.Errorf("%w: CAP.CSS is %#x, without the NVM command set", ErrUnsuited, c.cap.CSS())
+	case least > most:
+		return nil, fmt.Errorf("%w: CAP.MPSMIN is %d and CAP.MPSMAX %d", ErrLies, c.cap.MPSMIN(), c.cap.MPSMAX())
+	case c.page > cfg.PageBytes:
+		return nil, fmt.Errorf("%w: its smallest page has %d bytes, the host's has %d", ErrUnsuited, c.page,
+			cfg.PageBytes)
+	case c.fn.Vectors() < 2:
+		return nil, fmt.Errorf("%w: it has %d interrupts, want 2 or more", ErrUnsuited, c.fn.Vectors())
+	case c.cap.MQES() == 0:
+		return nil, fmt.Errorf("%w: CAP.MQES is 0, want 1 or more", ErrLies)
+	}
+	sq, cq := ringBytes(adminEntries)
+	memory, at, err := c.Alloc(sq + cq + pages(c.page))
+	if err != nil {
+		return nil, err
+	}
+	c.adminsAt = at
+	c.admin = newRing(0, adminEntries, memory, c.fn, c.stride)
+	c.data, c.dataAt = memory[sq+cq:], at+uint64(sq+cq)
+	return c, nil
+}
+
+const (
+	// gone is what registers read as when the device is not there.
+	gone = 0xFFFFFFFF
+	// adminEntries is the length of the admin queues.
+	adminEntries = 32
+	// statusPoll is how often CSTS is read while it is to change.
+	statusPoll = time.Millisecond
+)
+
+// pages rounds up to whole pages of the host.
+func pages(n int) int {
+	p := unix.Getpagesize()
+	return (n + p - 1) / p * p
+}
+
+// Alloc returns zeroed memory, in whole pages, that the device sees at an address, until Free. Any goroutine may call
+// it.
+//
+// Errors: the system's.
+func (c *Controller) Alloc(n int) (memory []byte, address uint64, err error) {
+	memory, err = unix.Mmap(-1, 0, pages(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return nil, 0, fmt.Errorf("%d bytes of memory: %w", n, err)
+	}
+	if address, err = c.fn.Map(memory); err != nil {
+		return nil, 0, errors.Join(err, unix.Munmap(memory))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.taken = append(c.taken, memory)
+	return memory, address, nil
+}
+
+// Free gives all memory of Alloc back. The device has lost its access to it, and nobody uses a Ring any more.
+//
+// Errors: the system's.
+func (c *Controller) Free() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for _, m := range c.taken {
+		errs = append(errs, unix.Munmap(m))
+	}
+	c.taken = nil
+	return errors.Join(errs...)
+}
+
+// PageBytes is the size of a page of the controller.
+func (c *Controller) PageBytes() int { return c.page }
+
+// Properties are those of the controller, after Enable.
+func (c *Controller) Properties() Properties { return c.props }
+
+// Queues is how many pairs of I/O queues there may be, after Enable; each has an interrupt of its own.
+func (c *Controller) Queues() int { return c.queues }
+
+// Disable resets the controller: commands under way are not answered any more, and it does not access memory. It
+// takes as long as CAP.TO says, at most 128 s.
+//
+// Errors: ErrGone; ErrTimeout, then the function has to be reset.
+func (c *Controller) Disable() error {
+	cc := nvme.CC(c.fn.Load32(nvme.PropCC))
+	if cc.EN() {
+		c.fn.Store32(nvme.PropCC, uint32(cc.WithEN(false).WithSHN(nvme.SHNNone)))
+	}
+	return c.await("CSTS.RDY to be 0", func(s nvme.CSTS) bool { return !s.RDY() })
+}
+
+// Shutdown has the controller save what it has cached.
+//
+// Errors: as Disable.
+func (c *Controller) Shutdown() error {
+	cc := nvme.CC(c.fn.Load32(nvme.PropCC))
+	if !cc.EN() {
+		return nil
+	}
+	c.fn.Store32(nvme.PropCC, uint32(cc.WithSHN(nvme.SHNNormal)))
+	return c.await("the shutdown", func(s nvme.CSTS) bool { return s.SHST() == 2 })
+}
+
+// Alive looks whether the controller works.
+//
+// Errors: ErrGone; ErrUnsuited, if it has a fatal status and must be reset.
+func (c *Controller) Alive() error {
+	switch s := c.fn.Load32(nvme.PropCSTS); {
+	case s == gone:
+		return ErrGone
+	case nvme.CSTS(s).CFS():
+		return fmt.Errorf("%w: a fatal status, CSTS is %#x", ErrUnsuited, s)
+	}
+	return nil
+}
+
+func (c *Controller) await(what string, is func(nvme.CSTS) bool) error {
+	limit := time.Duration(max(c.cap.TO(), 1)) * 500 * time.Millisecond
+	for end := time.Now().Add(limit); ; time.Sleep(statusPoll) {
+		s := c.fn.Load32(nvme.PropCSTS)
+		switch late := time.Now().After(end); {
+		case s == gone:
+			return ErrGone
+		case is(nvme.CSTS(s)):
+			return nil
+		case late:
+			return fmt.Errorf("%w: %s, CSTS is %#x after %v", ErrTimeout, what, s, limit)
+		}
+	}
+}
+
+// Enable brings the controller up: it resets it, makes the admin queue, and asks what it is. All rings but the admin
+// queue are lost by it.
+//
+// Errors: ErrGone, ErrTimeout, ErrLies, ErrUnsuited.
+func (c *Controller) Enable() error {
+	if err := c.Disable(); err != nil {
+		return err
+	}
+	clear(c.asked)
+	c.events = c.events[:0]
+	c.admin.reset()
+	c.admin.shadow = nil
+	c.fn.Store32(nvme.PropAQA, nvme.AQA(adminEntries))
+	sq, _ := ringBytes(adminEntries)
+	c.store64(nvme.PropASQ, c.adminsAt)
+	c.store64(nvme.PropACQ, c.adminsAt+uint64(sq))
+	mps := uint8(bits.Len(uint(c.page)) - 13)
+	cc := nvme.CC(0).WithCSS(nvme.CCCSSNVM).WithMPS(mps).WithIOSQES(nvme.CCIOSQES64).WithIOCQES(nvme.CCIOCQES16)
+	c.fn.Store32(nvme.PropCC, uint32(cc.WithEN(true)))
+	err := c.await("CSTS.RDY to be 1", func(s nvme.CSTS) bool { return s.RDY() || s.CFS() })
+	if err != nil {
+		return err
+	}
+	if err := c.Alive(); err != nil {
+		return err
+	}
+	if err := c.identify(); err != nil {
+		return err
+	}
+	if err := c.askQueues(); err != nil {
+		return err
+	}
+	return c.askShadows()
+}
+
+func (c *Controller) store64(offset int, v uint64) {
+	c.fn.Store32(offset, uint32(v))
+	c.fn.Store32(offset+4, uint32(v>>32))
+}
+
+// identify fills in the properties.
+func (c *Controller) identify() error {
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminIdentify)
+		e.Identify().SetCNS(nvme.CNSController)
+		e.SetPRP1(c.dataAt)
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("identify controller: %w", err)
+	}
+	id := nvme.IdentifyController(c.data[:nvme.IdentifySize])
+	c.shadowing = id.OACS()&nvme.OACSDoorbellBuffer != 0
+	c.props, err = MakeProperties(&id, c.cap)
+	return err
+}
+
+// MakeProperties takes what Identify and the capabilities say of a controller.
+//
+// Errors: ErrUnsuited, if its queues have entries of other sizes.
+func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, error) {
+	if sq, cq := id.SQES(), id.CQES(); sq&15 > nvme.CCIOSQES64 || cq&15 > nvme.CCIOCQES16 {
+		return Properties{}, fmt.Errorf("%w: SQES is %#x and CQES %#x, want entries of 64 and 16 bytes", ErrUnsuited,
+			sq, cq)
+	}
+	p := Properties{Model: id.MN(), Serial: id.SN(), Firmware: id.FR(), SGL: id.SGLS()&3 == nvme.SGLSSupported,
+		WriteZeroes: id.ONCS()&nvme.ONCSWriteZeroes != 0, DSM: id.ONCS()&nvme.ONCSDSM != 0,
+		VolatileCache: id.VWC()&nvme.VWCPresent != 0, AtomicBlocks: int(id.AWUPF()) + 1, MaxTransfer: maxTransfer,
+		MaxZeroes: 1 << 16}
+	least := 4096 << caps.MPSMIN()
+	if m := id.MDTS(); m > 0 && m < 32 && least<<m < maxTransfer {
+		p.MaxTransfer = least << m
+	}
+	p.Entries = 1 << (bits.Len(uint(min(int(caps.MQES())+1, MaxEntries))) - 1)
+	return p, nil
+}
+
+// maxTransfer is the longest transfer, which a list of PRPs in one page of 4 KiB describes, wherever it begins.
+const maxTransfer = 1 << 20
+
+// askQueues asks for as many pairs of I/O queues as there are interrupts for.
+func (c *Controller) askQueues() error {
+	want := max(c.fn.Vectors()-1, 1)
+	var dw0 uint32
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminSetFeatures)
+		e.Features().SetFID(nvme.FIDNumberOfQueues)
+		e.Features().SetValue(nvme.NumberOfQueues(uint16(want), uint16(want)))
+	}, &dw0)
+	if err != nil {
+		return fmt.Errorf("number of queues: %w", err)
+	}
+	sqs, cqs := nvme.ParseNumberOfQueues(dw0)
+	c.queues = min(want, sqs, cqs)
+	return nil
+}
+
+// askShadows gives the controller pages for shadow doorbells, if it can use them.
+func (c *Controller) askShadows() error {
+	if !c.shadowing {
+		return nil
+	}
+	if c.shadows == nil {
+		memory, at, err := c.Alloc(2 * c.page)
+		if err != nil {
+			return err
+		}
+		c.shadows, c.shadowsAt = memory, at
+	}
+	clear(c.shadows)
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminDoorbellBuffer)
+		e.SetPRP1(c.shadowsAt)
+		e.SetPRP2(c.shadowsAt + uint64(c.page))
+	}, nil)
+	var refused StatusError
+	if errors.As(err, &refused) { // it works without
+		c.shadowing = false
+		return nil
+	}
+	return err
+}
+
+// share has an empty ring use the shadow doorbells, if there are some.
+func (c *Controller) share(r *Ring) {
+	at := 2 * int(r.id) * c.stride
+	if !c.shadowing || at+2*c.stride > c.page {
+		r.shadow = nil
+		return
+	}
+	w := func(offset int) *atomic.Uint32 { return word(c.shadows, offset) }
+	r.shadow = &shadow{sq: w(at), cq: w(at + c.stride), sqEvent: w(c.page + at), cqEvent: w(c.page + at + c.stride)}
+	// What an earlier ring of this number has left would keep the controller from being told of the first commands.
+	for _, of := range [...]*atomic.Uint32{r.shadow.sq, r.shadow.cq, r.shadow.sqEvent, r.shadow.cqEvent} {
+		of.Store(0)
+	}
+}
+
+// Do carries out an admin command, which set fills in, and puts its DW0 into result, unless that is nil.
+//
+// Errors: ErrGone, ErrTimeout, ErrLies: the controller has to be reset; a StatusError.
+func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
+	if c.admin.Free() == 0 {
+		return fmt.Errorf("%w: all admin commands are under way", ErrTimeout)
+	}
+	e, want := c.admin.Next()
+	set(e)
+	c.admin.Submit()
+	for end := time.Now().Add(c.cfg.AdminTimeout); ; c.fn.Vector(0).Wait(end) {
+		for {
+			place, cqe, ok, err := c.admin.Reap()
+			switch {
+			case err != nil:
+				return err
+			case !ok:
+			case place == want:
+				c.admin.Seen()
+				if result != nil {
+					*result = cqe.DW0()
+				}
+				if !cqe.Status().OK() {
+					return StatusError(cqe.Status())
+				}
+				return nil
+			default:
+				c.told(place, &cqe)
+				continue
+			}
+			break
+		}
+		c.admin.Seen()
+		if c.fn.Load32(nvme.PropCSTS) == gone {
+			return ErrGone
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%w: admin command %#02x after %v", ErrTimeout, e.Opcode(), c.cfg.AdminTimeout)
+		}
+	}
+}
+
+// StatusError is a status that an admin command has ended with.
+type StatusError nvme.Status
+
+func (e StatusError) Error() string { return "status " + nvme.Status(e).String() }
+
+// told takes the completion of an asynchronous event request.
+func (c *Controller) told(place int, cqe *nvme.CQE) {
+	if !c.asked[place] {
+		return // a command that was given up
+	}
+	delete(c.asked, place)
+	if cqe.Status().OK() {
+		c.events = append(c.events, nvme.AER(cqe.DW0()))
+	}
+}
+
+// Events returns what the controller has told of itself since the last call, and asks for more.
+//
+// Errors: ErrLies.
+func (c *Controller) Events() ([]nvme.AER, error) {
+	for {
+		place, cqe, ok, err := c.admin.Reap()
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			break
+		}
+		c.told(place, &cqe)
+	}
+	c.admin.Seen()
+	if len(c.asked) == 0 {
+		e, place := c.admin.Next()
+		e.SetOpcode(nvme.AdminAsyncEvent)
+		c.asked[place] = true
+		c.admin.Submit()
+	}
+	events := c.events
+	c.events = nil
+	return events, nil
+}
+
+// Namespace returns the Identify data of a namespace, checked; 0: of the first active one.
+//
+// Errors: as Do; ErrUnsuited, if there is none, or it has metadata.
+func (c *Controller) Namespace(nsid uint32) (uint32, *nvme.IdentifyNamespace, error) {
+	if nsid == 0 {
+		err := c.Do(func(e *nvme.SQE) {
+			e.SetOpcode(nvme.AdminIdentify)
+			e.Identify().SetCNS(nvme.CNSActiveNSList)
+			e.SetPRP1(c.dataAt)
+		}, nil)
+		if err != nil {
+			return 0, nil, fmt.Errorf("list of namespaces: %w", err)
+		}
+		if nsid = binary.LittleEndian.Uint32(c.data); nsid == 0 {
+			return 0, nil, fmt.Errorf("%w: no namespace is active", ErrUnsuited)
+		}
+	}
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminIdentify)
+		e.SetNSID(nsid)
+		e.Identify().SetCNS(nvme.CNSNamespace)
+		e.SetPRP1(c.dataAt)
+	}, nil)
+	if err != nil {
+		return 0, nil, fmt.Errorf("identify namespace %d: %w", nsid, err)
+	}
+	id := nvme.IdentifyNamespace(c.data[:nvme.IdentifySize])
+	switch {
+	case id.Inactive():
+		return 0, nil, fmt.Errorf("%w: namespace %d is not active", ErrUnsuited, nsid)
+	case id.Check() != nil:
+		return 0, nil, fmt.Errorf("%w: namespace %d: %w", ErrLies, nsid, id.Check())
+	case id.Format().MetadataBytes() > 0:
+		return 0, nil, fmt.Errorf("%w: namespace %d has %d bytes of metadata a block, want 0", ErrUnsuited, nsid,
+			id.Format().MetadataBytes())
+	}
+	return nsid, &id, nil
+}
+
+// NewRing makes a ring that CreateRing gives to the controller. id is from 1 to Queues, entries at most those of the
+// Properties. All its memory is kept for ever.
+//
+// Errors: the system's.
+func (c *Controller) NewRing(id uint16, entries int) (r *Ring, address uint64, err error) {
+	sq, cq := ringBytes(entries)
+	memory, address, err := c.Alloc(sq + cq)
+	if err != nil {
+		return nil, 0, err
+	}
+	return newRing(id, entries, memory, c.fn, c.stride), address, nil
+}
+
+// CreateRing gives an empty ring to the controller, whose memory is at an address. Its completions signal an interrupt.
+//
+// Errors: as Do.
+func (c *Controller) CreateRing(r *Ring, address uint64, vector int) error {
+	r.shadow = nil
+	r.reset()
+	c.share(r)
+	sq, _ := ringBytes(len(r.places))
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminCreateIOCQ)
+		e.SetPRP1(address + uint64(sq))
+		q := e.Queue()
+		q.SetQID(r.id)
+		q.SetEntries(len(r.places))
+		q.SetCompletion(vector)
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("completion queue %d: %w", r.id, err)
+	}
+	err = c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminCreateIOSQ)
+		e.SetPRP1(address)
+		q := e.Queue()
+		q.SetQID(r.id)
+		q.SetEntries(len(r.places))
+		q.SetSubmission(r.id)
+	}, nil)
+	if err != nil {
+		err = fmt.Errorf("submission queue %d: %w", r.id, err)
+		var status StatusError
+		if errors.As(err, &status) {
+			err = errors.Join(err, c.deleteQueue(r, nvme.AdminDeleteIOCQ))
+		}
+	}
+	return err
+}
+
+// DeleteRing takes a ring away from the controller, which does not access its memory any more then. Commands under way
+// are lost.
+//
+// Errors: as Do.
+func (c *Controller) DeleteRing(r *Ring) error {
+	if err := c.deleteQueue(r, nvme.AdminDeleteIOSQ); err != nil {
+		return err
+	}
+	return c.deleteQueue(r, nvme.AdminDeleteIOCQ)
+}
+
+func (c *Controller) deleteQueue(r *Ring, op uint8) error {
+	err := c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(op)
+		e.Queue().SetQID(r.id)
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("deleting queue %d: %w", r.id, err)
+	}
+	return nil
+}
+
+// Abort asks the controller to end a command. It may end, or not.
+//
+// Errors: as Do.
+func (c *Controller) Abort(r *Ring, place int) error {
+	return c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminAbort)
+		e.Abort().SetSQID(r.id)
+		e.Abort().SetCID(r.CID(place))
+	}, nil)
+}
