@@ -29,7 +29,8 @@ var defaultProfile = Profile{ReadNS: 1200, ReadByteNS: 0.31, LatencyNS: 90_000, 
 // holds data, and their cost changes with garbage collection and with the drive's write buffer. They are measured while
 // the drive serves: when only writes saturate it, and now and then while reads and writes compete. In the latter case a
 // probe gives writes most of the drive for 0.14 s, and their cost is extrapolated from the rates before and during the
-// probe. Neither measurement needs to interpret latencies.
+// probe. Neither measurement needs to interpret latencies. A drive that was not calibrated is learned in the same way,
+// see blank.
 //
 // A drive or its host may stand still for some ms now and then: a virtual disk, a process that does not run. Reads and
 // writes then both do little, and whatever is measured in such a time makes writes look expensive. So only what lasts
@@ -66,6 +67,8 @@ type Costs struct {
 	othersNS                     float64
 	// chargedReads and chargedBytes are the reads and their bytes as they are charged: see charged.
 	chargedReads, chargedBytes float64
+	// large is the part of them that are large.
+	large amount
 	// slow counts the reads that took longer than a whole window of them should. readLatencyNS is the sum of the
 	// reads' latencies; a slow read counts with what a window should take, because the drive may have stood still.
 	slow, readLatencyNS float64
@@ -78,6 +81,9 @@ type Costs struct {
 	// Values for Stats.
 	latency              [pipeline.Classes]float64
 	targetRate, doneRate float64
+
+	// blank is what is learned of a drive that was not calibrated. It is large and not used by each I/O, so it is last.
+	blank blank
 }
 
 // rangeCost is what each byte of a range costs, at most mostNS, as far as that is known.
@@ -151,11 +157,11 @@ const (
 	// must not make all other reads expensive. The first probe comes after probeFirst intervals of mixed
 	// load; the wait then grows by the factor probeMore up to probeLast, five minutes: then reads are slow for less
 	// than 0.05 % of the time.
-	probeTicks, probeSettle = 7, 4
-	probeTilt               = 4
-	probeFirst, probeLast   = 5, 15000
-	probeMore               = 64
-	probeSettling           = 12
+	probeTicks, probeSettle  = 7, 4
+	probeTilt, probeTiltMost = 4, 1000
+	probeFirst, probeLast    = 5, 15000
+	probeMore                = 64
+	probeSettling            = 12
 	// The estimate for writes is discarded after deviatesLow consecutive intervals whose sum of costs is below the
 	// usual one by deviationPart, or after deviatesHigh in which it is above; an empty buffer has that effect, too.
 	deviatesLow, deviatesHigh, deviationPart = 5, 25, 0.25
@@ -164,6 +170,7 @@ const (
 // NewCosts returns the estimate for a profile. Zero fields take the values of a typical drive.
 func NewCosts(pr Profile) Costs {
 	d := defaultProfile
+	uncalibrated := pr.ReadNS <= 0 && pr.ReadByteNS <= 0 && !pr.Fixed
 	if pr.ReadNS <= 0 && pr.ReadByteNS <= 0 {
 		pr.ReadNS, pr.ReadByteNS = d.ReadNS, d.ReadByteNS
 	}
@@ -183,6 +190,7 @@ func NewCosts(pr Profile) Costs {
 		depth:  float64(pr.Depth),
 		baseNS: pr.LatencyNS, readOnly: readOnlyIntervals, width: 1, otherPart: 0.1}
 	c.probe.wait, c.probe.waitedFrom = probeFirst, probeFirst
+	c.blank.learning, c.blank.wait = uncalibrated, blankWait
 	small, big := 1/float64(pr.Depth), 1/float64(pr.LargeDepth)
 	c.placeByte = max(big-small, 0) / (large - unit)
 	c.place = small - c.placeByte*unit
@@ -244,17 +252,30 @@ func (c *Costs) written() float64 {
 }
 
 // Probing reports whether a probe is running.
-func (c *Costs) Probing() bool { return c.probe.left > 0 }
+func (c *Costs) Probing() bool { return c.probe.left > 0 || c.blank.left > 0 }
+
+// favoured returns the lane that gets more of the drive in a probe.
+func (c *Costs) favoured() int {
+	if c.probe.left > 0 {
+		return writeLane
+	}
+	return readLane
+}
 
 // other returns the cost of an operation that moves no data.
 func (c *Costs) other(op pipeline.Op, lenBytes int64) float64 {
 	return max(c.otherPart*c.otherNS[op], minOtherCost*c.UnitNS()) + c.ranges[op].byteNS*float64(lenBytes)
 }
 
-// Tilt returns the current factor on the cost of reads.
-func (c *Costs) Tilt() int64 {
-	if c.probe.left > 0 {
+// Tilt returns the current factor on the cost of the I/Os of a lane that are lenBytes long.
+func (c *Costs) Tilt(lane int, lenBytes int64) int64 {
+	switch {
+	case c.probe.left > 0 && lane == readLane:
 		return c.probe.tilt
+	case c.blank.left == 0:
+	case c.blank.kind == probeSizes && lane == readLane && lenBytes >= largeFrom,
+		c.blank.kind == probeReads && lane == writeLane:
+		return c.blank.tilt
 	}
 	return 1
 }
@@ -276,6 +297,9 @@ func (c *Costs) Completed(op pipeline.Op, lenBytes, latencyNS int64) {
 		reads, bytes := c.charged(lenBytes)
 		c.chargedReads += reads
 		c.chargedBytes += bytes
+		if lenBytes >= largeFrom {
+			c.large.add(reads, bytes)
+		}
 		ns := reads*c.readNS + bytes*c.readByteNS
 		if single {
 			c.readCompleted(ns, float64(latencyNS))
@@ -390,26 +414,28 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 		c.average(&c.storm, 0, stormDown)
 	}
 	saturated := !c.fixed && c.saturated(dt)
-	if saturated && c.probe.left == 0 && c.writesOverpriced(dt) {
+	if saturated && !c.Probing() && c.writesOverpriced(dt) {
 		c.writeByteNS = max(c.writeByteNS*(1-overpricedStep), min(c.writeByteNS, c.UnitNS()/unit))
 	}
 	if saturated && c.othersNS > minOthers*dt {
 		c.learnOthers(dt - readsNS - writesNS)
 	}
 	saturated = saturated && c.othersNS < maxOthers*dt
+	readWeight := float64(weights[readLane]) / float64(max(weights[writeLane], 1))
 	switch {
+	case c.blank.learning && c.learnBlank(dt, readWeight, saturated):
 	case saturated && c.writeBytes == 0 && c.readOnly >= readOnlyIntervals && c.reads > 0:
 		c.learnReads(dt / readsNS)
 	case saturated && c.writeOnly >= writeOnlyIntervals:
 		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
 		c.probe.known, c.probe.left = true, 0
 	case saturated && (c.probe.left > 0 || writesNS >= minWrites*dt && readsNS >= minWrites*dt):
-		c.learnMix(readsNS/dt, c.writeBytes/dt, float64(weights[readLane])/float64(max(weights[writeLane], 1)))
+		c.learnMix(readsNS/dt, c.writeBytes/dt, readWeight)
 	default:
 		c.probe.left = 0
 	}
 	c.waitedNS = [lanes]int64{}
-	c.chargedReads, c.chargedBytes = 0, 0
+	c.chargedReads, c.chargedBytes, c.large = 0, 0, amount{}
 	c.saturatedNS, c.reads, c.readBytes, c.writeBytes, c.othersNS, c.slow, c.readLatencyNS = 0, 0, 0, 0, 0, 0, 0
 }
 
@@ -429,7 +455,7 @@ func (c *Costs) adaptWidth(bothWait bool) {
 func (c *Costs) refuteWriteCost(dt float64) {
 	c.average(&c.wroteRate, c.writeBytes/dt, wroteGain)
 	lower := c.bound(c.writeByteNS * (1 - overpricedStep))
-	if c.probe.left > 0 || lower >= c.writeByteNS || c.wroteRate*c.writeByteNS <= wroteLimit {
+	if c.Probing() || lower >= c.writeByteNS || c.wroteRate*c.writeByteNS <= wroteLimit {
 		return
 	}
 	c.writeByteNS = lower
@@ -508,7 +534,7 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	if p.wait--; p.wait <= 0 {
 		p.left, p.sumRead, p.sumWritten = probeTicks, 0, 0
 		charged := p.read / max(p.written*c.writeByteNS, 1e-3)
-		p.tilt = int64(min(max(probeTilt*min(readWeight, charged), probeTilt), 1000))
+		p.tilt = int64(min(max(probeTilt*min(readWeight, charged), probeTilt), probeTiltMost))
 	}
 }
 

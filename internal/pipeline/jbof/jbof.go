@@ -157,6 +157,8 @@ type Policy struct {
 	// so that some of their I/Os are queued here.
 	reach    [lanes]float64
 	tickedNS int64
+	// probing is set while a probe runs. Probes begin and end with an interval.
+	probing bool
 	// full holds, for each lane, whether I/Os were left queued when Dispatch was last called, at fullNS.
 	full   [lanes]bool
 	fullNS int64
@@ -379,8 +381,8 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 		p.readVirtual = max(p.readVirtual, ten.virtual)
 	}
 	counted := r.costNS
-	if lane == readLane {
-		counted *= p.costs.Tilt()
+	if p.probing {
+		counted *= p.costs.Tilt(lane, r.len)
 	}
 	ten.virtual += int64(float64(counted) * ten.pace)
 	ten.costNS += r.costNS
@@ -501,6 +503,7 @@ func (p *Policy) NextWake() (at int64, ok bool) { return p.wakeNS, p.wakeNS != 0
 func (p *Policy) tick(now int64) {
 	p.extend(now - p.tickedNS)
 	p.costs.Learn(p.activeWeight, now-p.tickedNS)
+	p.probing = p.costs.Probing()
 	p.maxCostNS = [2]int64{p.maxCostNS[1], 0}
 	p.limit = p.costs.Window()
 	p.tickedNS = now
@@ -534,8 +537,8 @@ func (p *Policy) tick(now int64) {
 	for i := range p.tenants {
 		ten := &p.tenants[i]
 		ten.peak, ten.creditUnits = ten.units, p.credit(ten)
-		if ten.active[writeLane] && p.costs.Probing() {
-			// A probe needs hosts that send more writes than usual.
+		if p.probing && ten.active[p.costs.favoured()] {
+			// A probe needs hosts that send more than usual.
 			ten.creditUnits = min(probeTilt*ten.creditUnits, maxCredit)
 		}
 		p.pushAll(tenant.ID(i))

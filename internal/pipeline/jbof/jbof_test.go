@@ -246,12 +246,12 @@ func TestWriteCostIsLearned(t *testing.T) {
 	p := New(Config{})
 	p.SetTenant(0, 0, 1)
 	p.SetTenant(0, 1, 1)
-	writeCost := 9.0
+	writeCost, read := 9.0, p.costs.UnitNS()
 	s := newServer(p, func(io pipeline.IO) float64 {
 		if io.Op == pipeline.Write {
-			return writeCost * p.costs.UnitNS()
+			return writeCost * read
 		}
-		return p.costs.UnitNS()
+		return read
 	})
 	ios := append(repeat(64, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: 4096}),
 		repeat(64, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: 4096})...)

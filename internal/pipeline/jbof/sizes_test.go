@@ -93,7 +93,7 @@ func TestAHeavyReaderThatReadsLittleDoesNotMakeProbesHarsh(t *testing.T) {
 		s.run(2e6, ios...)
 		if p.costs.Probing() {
 			probes++
-			most = max(most, p.costs.Tilt())
+			most = max(most, p.costs.Tilt(readLane, unit))
 		}
 	}
 	if probes == 0 || most > 100 {

@@ -90,3 +90,110 @@ func (p *Policy) leaveWindow(r *request) {
 	w.inflightNS -= r.costNS
 	w.taken -= r.place
 }
+
+// search is the state of the search for the window of a drive that was not calibrated. A trial doubles the window for
+// some intervals in which only reads saturate the drive, and compares what it does with what it did before. The larger
+// window stays if large and small reads both gain. If only some gain, they may gain what others lose, because the
+// drive decides whose turn it is.
+type search struct {
+	known, trial bool
+	// n counts the intervals of the trial, or those before the first one. It is negative while the search waits, for
+	// waits intervals after the last trial.
+	n, waits int
+	// before are the rates before the trial. now are the amounts in it, reads is their number, and ns how long it took.
+	before, now rates
+	reads, ns   float64
+}
+
+const (
+	// A trial lasts searchTicks intervals and until searchReads reads are counted, because numbers of reads vary by
+	// their root. A drive that does not read so many in searchMost intervals needs no larger window. The first
+	// searchSettle intervals are not counted.
+	searchTicks, searchSettle, searchMost, searchReads = 5, 2, 10, 10000
+	// A larger window must bring searchGain. A trial that brings less than searchWorse ends early.
+	searchGain, searchWorse = 1.03, 0.9
+	// searchWait is how many intervals the search waits after a trial that brought nothing, at first. Then it waits for
+	// twice as many.
+	searchWait = 50
+)
+
+// searchWindow learns from an interval of dt ns. It reports whether the window is being searched.
+func (c *Costs) searchWindow(now *rates, dt float64) bool {
+	s := &c.blank.search
+	if s.known || c.blank.left > 0 || c.blank.settling > 0 {
+		return false
+	}
+	if c.writeBytes > 0 || c.readOnly < readOnlyIntervals {
+		c.endTrial(false)
+		return false
+	}
+	// Hosts need some intervals to fill a larger window. If they never do, a smaller one is as good.
+	if float64(c.saturatedNS) < saturatedPart*dt && (!s.trial || s.n >= searchSettle) {
+		c.endTrial(s.trial)
+		return false
+	}
+	if s.n++; s.n <= searchSettle {
+		return s.n > 0
+	}
+	for k, a := range now {
+		s.now[k].add(a.ios*dt, a.bytes*dt)
+	}
+	s.reads += c.reads
+	s.ns += dt
+	gain := c.gain()
+	switch {
+	case s.n < searchTicks:
+		return true
+	case s.trial && gain < searchWorse:
+	case s.reads < searchReads:
+		if s.n < searchMost {
+			return true
+		}
+	case !s.trial || gain >= searchGain:
+		before := s.now
+		for k := range before {
+			before[k] = amount{before[k].ios / s.ns, before[k].bytes / s.ns}
+		}
+		*s = search{trial: true, before: before, waits: s.waits}
+		c.widen(2)
+		return true
+	}
+	s.known = s.trial && c.blank.known[probeSizes]
+	c.endTrial(true)
+	return false
+}
+
+// gain returns the factor by which small and large reads at least have become more in a trial.
+func (c *Costs) gain() float64 {
+	s := &c.blank.search
+	gain := 0.0
+	for k, a := range s.now[:writes] {
+		if before := s.ns * c.timeOf(k, s.before[k]); before > minWrites*s.ns {
+			if g := c.timeOf(k, a) / before; gain == 0 || g < gain {
+				gain = g
+			}
+		}
+	}
+	return gain
+}
+
+// endTrial ends a trial without a result, and lets the search wait if another one would have none either.
+func (c *Costs) endTrial(wait bool) {
+	s := &c.blank.search
+	if s.trial {
+		c.widen(0.5)
+	}
+	n := min(s.n, 0)
+	if wait {
+		s.waits = min(max(2*s.waits, searchWait), probeLast)
+		n = -s.waits
+	}
+	*s = search{known: s.known, waits: s.waits, n: n}
+}
+
+// widen changes the window.
+func (c *Costs) widen(factor float64) {
+	c.depth *= factor
+	c.place /= factor
+	c.placeByte /= factor
+}
