@@ -15,7 +15,7 @@ import (
 )
 
 // images is a file system in user space (FUSE) with the image of each drive of a node, in front of a directory that has
-// them. So a drive of a node that runs can be made silent, or slow, as nothing in the daemon makes it.
+// them. So a drive of a node that runs can be made silent or slow, or fail, as nothing in the daemon makes it.
 //
 //	node ── read, write, sync ──> kernel ── /dev/fuse ──> serve ── mood of the image ──> file in the directory
 //
@@ -30,6 +30,7 @@ type images struct {
 	files  []*os.File // the number of each is its index and 2
 	names  []string
 	silent []bool
+	fails  []bool
 	delay  []time.Duration
 	// kept are requests for images that are silent, by index.
 	kept [][]fuseRequest
@@ -58,7 +59,8 @@ const (
 func newImages(t testing.TB, dir string, size int64, names ...string) *images {
 	t.Helper()
 	m := &images{t: t, path: filepath.Join(dir, "drives"), names: names, silent: make([]bool, len(names)),
-		delay: make([]time.Duration, len(names)), kept: make([][]fuseRequest, len(names))}
+		fails: make([]bool, len(names)), delay: make([]time.Duration, len(names)),
+		kept: make([][]fuseRequest, len(names))}
 	err := os.Mkdir(m.path, 0o700)
 	for _, name := range names {
 		f, e := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE, 0o600)
@@ -107,11 +109,18 @@ func (m *images) slow(i int, delay time.Duration) {
 	m.delay[i] = delay
 }
 
-// answer ends that an image is silent, or slow.
+// fail has each request for an image fail with an error.
+func (m *images) fail(i int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fails[i] = true
+}
+
+// answer ends that an image is silent or slow, or fails.
 func (m *images) answer(i int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.silent[i], m.delay[i] = false, 0
+	m.silent[i], m.fails[i], m.delay[i] = false, false, 0
 	for _, q := range m.kept[i] {
 		m.do(q)
 	}
@@ -157,7 +166,12 @@ func (m *images) do(q fuseRequest) {
 	var out []byte
 	var err error
 	i := int(q.u64(fuseNode)) - fuseRoot - 1
-	switch q.u32(fuseOpcode) {
+	op := q.u32(fuseOpcode)
+	if (op == fuseRead || op == fuseWrite || op == fuseFsync) && m.fails[i] {
+		err, op = unix.EIO, 0
+	}
+	switch op {
+	case 0: // it has failed
 	case fuseForget, fuseBatchForget, fuseInterrupt:
 		return
 	case fuseInit:

@@ -84,6 +84,8 @@ type box struct {
 	memory bool
 	// second: it has another drive, with another partition.
 	second bool
+	// away is layout.away.
+	away time.Duration
 	// images has its drives, nil: they are in dir.
 	images *images
 }
@@ -99,8 +101,10 @@ type layout struct {
 	ranges int
 	// memory: drives are in memory, not files. second: each node has two, with a partition each.
 	memory, second bool
-	// images: the drives can be made silent or slow.
+	// images: the drives can be made silent or slow, or fail.
 	images bool
+	// away is cluster.away; 0: the default.
+	away time.Duration
 	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
 	hosts []string
 	at    []*namespace
@@ -128,7 +132,7 @@ func startBoxes(t testing.TB, l layout) boxes {
 	var all boxes
 	members := ""
 	for i := range l.nodes {
-		b := &box{t: t, name: fmt.Sprint("n", i+1), memory: l.memory, second: l.second}
+		b := &box{t: t, name: fmt.Sprint("n", i+1), memory: l.memory, second: l.second, away: l.away}
 		if l.hosts == nil {
 			b.host, _, _ = net.SplitHostPort(loopback.Address())
 		} else {
@@ -184,6 +188,10 @@ func (b *box) configure() {
 		space += strings.NewReplacer("nsid: 2", "nsid: 3", "ssd0", "ssd1").Replace(", " + space)
 		drive += strings.ReplaceAll(", "+drive, "ssd0", "ssd1")
 	}
+	away := ""
+	if b.away > 0 {
+		away = fmt.Sprintf("  away: %v\n", b.away)
+	}
 	text := fmt.Sprintf(`node: {name: %s, data_dir: %s}
 log: {level: debug}
 metrics: {address: "%[3]s:9420"}
@@ -199,8 +207,8 @@ cluster:
   name: test
   subsystem: %[4]s
   etcd: {endpoints: [%[6]s]}
-  nodes:
-%[7]s`, b.name, b.dir, b.host, subNQN, space, b.etcd, b.members, drive)
+%[9]s  nodes:
+%[7]s`, b.name, b.dir, b.host, subNQN, space, b.etcd, b.members, drive, away)
 	if err := os.WriteFile(filepath.Join(b.dir, "jbofd.yaml"), []byte(text), 0o600); err != nil {
 		b.t.Fatal(err)
 	}

@@ -32,12 +32,17 @@ func (b *box) says(what string, times int) {
 	})
 }
 
-// drivesTest starts a cluster whose drives can be made silent or slow.
+// drivesTest starts a cluster whose drives can be made silent or slow, or fail. With a second drive in each node,
+// others take the place of one that fails for 3 s.
 func drivesTest(t *testing.T, second bool) (boxes, *rand.Rand) {
 	if err := (*namespace)(nil).ip("link set lo up"); err != nil {
 		t.Skipf("no network for the nodes: %v", err)
 	}
-	all := startBoxes(t, layout{nodes: 3, copies: 3, images: true, second: second})
+	l := layout{nodes: 3, copies: 3, images: true, second: second}
+	if second {
+		l.away = 3 * time.Second
+	}
+	all := startBoxes(t, l)
 	return all, rand.New(rand.NewPCG(newSeed(t), 0))
 }
 
@@ -115,5 +120,68 @@ func TestASlowDriveOfANode(t *testing.T) {
 	if n := lost() - before; n > 0 {
 		t.Errorf("%d connections between nodes were lost", n)
 	}
+	failsForLong(all, rng, l)
 	l.stop()
+}
+
+// failsForLong: a drive of a node fails all requests. Its ranges get all their copies elsewhere, among others on the
+// other drive of the node, which is up all the time; and they come back when the drive has worked for a while.
+func failsForLong(all boxes, rng *rand.Rand, l *load) {
+	t := all[0].t
+	b, drive := all[rng.IntN(len(all))], rng.IntN(2)
+	id := all.partitionsOf(b)[drive]
+	begin := time.Now()
+	b.images.fail(drive)
+	all.eventually("others have the ranges of a drive that fails", func() error {
+		if n := all.replicasOf(id); n > 0 {
+			return fmt.Errorf("it has %d replicas", n)
+		}
+		return all.missing()
+	})
+	without := time.Since(begin)
+	l.allWritten()
+	b.images.answer(drive)
+	begin = time.Now()
+	all.eventually("the drive has its share of the ranges again", func() error {
+		if n := all.replicasOf(id); n == 0 {
+			return fmt.Errorf("it has %d replicas", n)
+		}
+		return all.missing()
+	})
+	t.Logf("a drive of %s fails: others have its ranges after %v, and it has its share again %v after it works", b.name,
+		without.Round(time.Millisecond), time.Since(begin).Round(time.Millisecond))
+	l.allWritten()
+}
+
+// partitionsOf returns the partitions of a node, in the order of its drives.
+func (all boxes) partitionsOf(b *box) (ids []string) {
+	b.t.Helper()
+	all.eventually("the partitions of "+b.name, func() error {
+		l, err := b.admin.Subsystems(b.t.Context())
+		if err != nil {
+			return err
+		}
+		ids = nil
+		for _, s := range l.Items {
+			for _, ns := range s.Namespaces {
+				ids = append(ids, ns.UUID)
+			}
+		}
+		return nil
+	})
+	return ids
+}
+
+// replicasOf counts the members of chains that a partition is, in whatever state.
+func (all boxes) replicasOf(id string) (n int) {
+	a, err := all[0].admin.Cluster(all[0].t.Context())
+	if err != nil {
+		all[0].t.Fatal(err)
+	}
+	for _, p := range a.Partitions {
+		if p.UUID == id {
+			n += p.Replicas + p.Filling + p.Waiting
+		}
+	}
+	return n
 }
