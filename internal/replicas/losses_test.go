@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -113,9 +114,7 @@ func TestALossThatWasReplacedIsKnownNoMore(t *testing.T) {
 	known := func(want int) func() bool {
 		return func() bool { known, _ := n.r.Losses(); return known == want }
 	}
-	if !known(len(keys))() {
-		t.Fatal("what was lost is not known")
-	}
+	g.soon("what was lost is known", known(len(keys)))
 	h.put(keys[0], "new")
 	h.want(n, nvme.Success, "")
 	h.Request = replicas.Request{Key: crrsKey(keys[1]), Op: kvstore.Delete}
@@ -155,9 +154,7 @@ func TestLossesAreTriedAgainWithAView(t *testing.T) {
 	}()
 	h.get("key")
 	h.want(n, nvme.UnrecoveredReadError, "")
-	if known, _ := n.r.Losses(); known != 1 {
-		t.Fatalf("%d losses are known", known)
-	}
+	g.soon("what was lost is known", func() bool { known, _ := n.r.Losses(); return known == 1 })
 	for range 20 { // meanwhile the store says that it is one
 		h.get("key")
 		h.want(n, nvme.UnrecoveredReadError, "")
@@ -181,4 +178,30 @@ func TestWhatIsFoundBeforeTheFirstViewIsRemembered(t *testing.T) {
 	g.frozen.Store(false)
 	g.full(20 * time.Second)
 	g.soon("all three are known", func() bool { _, found := n.r.Losses(); return found == 3 })
+}
+
+// TestDamageThatIsFoundAtTheEndHoldsItUpNot: a store that comes across something while its replicas are closed tells
+// that to nobody.
+func TestDamageThatIsFoundAtTheEndHoldsItUpNot(t *testing.T) {
+	g := newRig(t, 1, 1)
+	g.full(20 * time.Second)
+	n := g.nodes[0]
+	var over atomic.Bool
+	var finder sync.WaitGroup
+	finder.Go(func() {
+		for !over.Load() {
+			n.r.Damaged(kvstore.Damage{First: 1, Last: 1})
+		}
+	})
+	closed := make(chan error, 1)
+	go func() { closed <- n.r.Close(30 * time.Second) }()
+	select {
+	case err := <-closed:
+		must(t, err)
+	case <-time.After(20 * time.Second):
+		t.Error("it does not end")
+	}
+	over.Store(true)
+	finder.Wait()
+	n.closed = true
 }

@@ -414,6 +414,7 @@ func (g *Replicas) turn() {
 		g.linkChanged(&g.changes[i])
 	}
 	if g.closed {
+		g.reports = g.damages.Take(g.reports[:0]) // or there would be something to do for ever
 		g.lookQuiet()
 		return
 	}
