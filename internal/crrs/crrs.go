@@ -292,8 +292,9 @@ type Message struct {
 	Tag    uint64
 	Len    int
 	Status Status
-	// Part is what the messages of a pass are about.
-	Part *Part
+	// Part is what the messages of a pass are about. Round is that of a Compare or a Fetch: see Replica.round.
+	Part  *Part
+	Round uint16
 }
 
 // Send is a message to a replica.

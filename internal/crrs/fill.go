@@ -56,7 +56,7 @@ type Part struct {
 //	read ── JoinNS ──> asked ── BatchNS ──> given to the store ── … ──> stored, LateNS later at most < MinTombstoneNS
 //
 // It may be read before it is asked for, because a copier whose drive is slow gives a Fetch what an earlier one of the
-// same epoch has begun for it. The clock of the pass had come then, too.
+// same epoch and round has begun for it. The clock of the pass had come then, too, and nothing was lost since.
 //
 // One that was not given to the store in time is given up, and asked for again; when the store took longer, the replica
 // is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. Writes,
@@ -187,9 +187,11 @@ func (r *Replica) Complete() bool {
 // Progress returns what the present pass, or the last one, has done.
 func (r *Replica) Progress() Progress { return r.pass.progress }
 
-// resetPass forgets a pass: the membership is another one. Batches that are being stored are waited for.
+// resetPass forgets a pass: the membership is another one, or something was lost. Batches that are being stored are
+// waited for.
 func (r *Replica) resetPass() {
 	p := &r.pass
+	r.round++
 	for i := range p.tasks {
 		t := &p.tasks[i]
 		state := taskIdle
@@ -252,7 +254,7 @@ func (r *Replica) continuePass(out *Actions) {
 		}
 		t.state, t.lost, t.askedNS = taskAsked, false, r.now
 		t.attempt++
-		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i),
+		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i), Round: r.round,
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
 	}
 	if idle == len(p.tasks) && len(p.open) == 0 {

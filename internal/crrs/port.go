@@ -278,6 +278,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 		c.Room = s.Len
 	case Compare:
 		c.SQE.SetOpcode(nvme.CmdKVCompare)
+		k.SetRound(s.Round)
 		k.SetFirst(s.Part.First)
 		k.SetBits(s.Part.Bits)
 		sums, _ := k.SubRanges()
@@ -285,6 +286,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 	case Fetch:
 		// The length is that of the driver's buffer, which sets it.
 		c.SQE.SetOpcode(nvme.CmdKVFetch)
+		k.SetRound(s.Round)
 		k.SetFirst(max(s.Part.First, s.Part.From.Position))
 		if f := &s.Part.From.Key; f.Len > 0 {
 			k.SetKey(f.Bytes[:f.Len])

@@ -16,8 +16,9 @@ import "math"
 // what is not known then does not exist. Nothing is missing, for two reasons.
 //
 //   - The member asks when all writes that it had when the loss was found have ended. They may have been in what was
-//     lost, and the other one has them then. What comes later the store keeps: it has replaced the lost record, and
-//     refuses to settle if something was lost again.
+//     lost, and the other one has them then. So it takes no answer that was begun for an earlier repair: each has a
+//     round of its own. What comes later the store keeps: it has replaced the lost record, and refuses to settle if
+//     something was lost again.
 //   - The other one answers when all writes that it had when it read have ended (Replica.Ended). So a copy has nothing
 //     that is not committed, and that the member, to which it is clean, would show to readers.
 //
@@ -270,8 +271,8 @@ func (r *Replica) askSource(out *Actions) {
 	}
 	p.state, p.askedNS = repairAsked, r.now
 	p.attempt++
-	r.send(r.role.Others[p.source], Message{Kind: Fetch, Tag: p.tag(), Part: &Part{First: p.First, Bits: p.Bits,
-		From: p.From}}, out)
+	r.send(r.role.Others[p.source], Message{Kind: Fetch, Tag: p.tag(), Round: r.round,
+		Part: &Part{First: p.First, Bits: p.Bits, From: p.From}}, out)
 }
 
 // repairRefused notes that a batch was not got. lacks: the other member cannot read it either. The next one is asked,
@@ -348,6 +349,7 @@ func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 // foundLoss goes on when the store has said what there is at the position.
 func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 	p := &r.repair
+	r.round++
 	p.token, p.width, p.bound = op.Clock, op.Width, r.version
 	p.Part, p.source, p.lacks = Part{First: p.position}, 0, 0
 	p.segmentLast = p.position | math.MaxUint64>>p.width

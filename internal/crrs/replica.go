@@ -78,6 +78,9 @@ type Replica struct {
 	lockKeys bool
 	pass     pass
 	repair   repair
+	// round counts the passes and the losses that were found, in this epoch and before. An answer that was begun for an
+	// earlier round may lack what was stored since, and was lost here.
+	round uint16
 }
 
 // write is a write that is not committed.

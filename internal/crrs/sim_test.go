@@ -24,11 +24,12 @@ var (
 //
 // Fault model. Nodes die, and with them what their stores have not made durable; some come back, with their store or
 // with an empty one. They are paused for any time and go on; stores take any time and work in any order; messages take
-// any time and overtake each other, and those of a pass come twice; links are cut in one direction or both, which loses
-// what is under way, and mended; nodes adopt views late, and miss some (overtake); all processes end at once, and one
-// of the stores goes on alone. Clocks of nodes run at rates that differ by up to a tenth. A store fails now and then,
-// also that of the only member, and works again. In a quarter of the histories segments of stores are lost
-// (simlossy_test.go). Otherwise one member survives. Whoever has gone and is back is filled (simfill_test.go).
+// any time and overtake each other, and those of a pass come twice, or are answered with what was read earlier; links
+// are cut in one direction or both, which loses what is under way, and mended; nodes adopt views late, and miss some
+// (overtake); all processes end at once, and one of the stores goes on alone. Clocks of nodes run at rates that differ
+// by up to a tenth. A store fails now and then, also that of the only member, and works again. In a quarter of the
+// histories segments of stores are lost (simlossy_test.go). Otherwise one member survives. Whoever has gone and is back
+// is filled (simfill_test.go).
 const (
 	ms        = int64(1e6)
 	lease     = 1000 * ms
@@ -138,6 +139,8 @@ type sim struct {
 	// to another one and missed those between them.
 	unseen    map[int]uint64
 	overtaken int
+	// joined counts what was asked for and answered with what had been read before for the same.
+	joined int
 }
 
 func (s *sim) trace(format string, args ...any) {
@@ -559,11 +562,11 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		seed = rand.Uint64()
 	}
 	t.Logf("-seed %d", seed)
-	fills, revived, ops, handed, late, overtaken, lost, readAnew, healed := 0, 0, 0, 0, 0, 0, 0, 0, 0
+	fills, revived, ops, handed, late, overtaken, joined, lost, readAnew, healed := 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 	for i := range *runsFlag {
 		s := run(t, seed, *nthFlag+i, false, sound)
 		fills, revived, handed, late = fills+s.fills, revived+s.revived, handed+s.handed, late+s.late
-		overtaken += s.overtaken
+		overtaken, joined = overtaken+s.overtaken, joined+s.joined
 		lost, readAnew, healed = lost+s.lostSegments, readAnew+s.readAnew, healed+s.healed
 		for k := range s.ops {
 			ops += len(s.ops[k])
@@ -571,7 +574,8 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	}
 	t.Logf("%d members were filled, %d revived, %d ChainHeads handed over, %d of them too late, %d missed views, "+
 		"%d operations checked", fills, revived, handed, late, overtaken, ops)
-	t.Logf("%d segments were lost, %d nobody had, and %d reads were of what was stored since", lost, healed, readAnew)
+	t.Logf("%d segments were lost, %d nobody had, and %d reads were of what was stored since; %d copies and digests "+
+		"were read before they were asked for", lost, healed, readAnew, joined)
 	if fills == 0 && *runsFlag > 10 {
 		t.Error("no member was filled")
 	}
@@ -580,6 +584,9 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	}
 	if (handed < 100 || late == 0 || overtaken == 0) && *runsFlag > 100 {
 		t.Error("too few ChainHeads have handed their ranges over")
+	}
+	if joined == 0 && *runsFlag > 100 {
+		t.Error("nothing was read before it was asked for")
 	}
 	if (healed == 0 || readAnew == 0) && *runsFlag > 100 {
 		t.Error("no key was stored and read that all had lost")

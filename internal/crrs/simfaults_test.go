@@ -32,6 +32,8 @@ const (
 	soundBelow
 	// nothingSound: nothing counts that was stored after the loss.
 	nothingSound
+	// anyRound: who asks is given what was read for an earlier pass, or an earlier repair, of the same epoch.
+	anyRound
 )
 
 // reading runs do, which begins or ends a read of a node.
@@ -72,7 +74,7 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	for f, name := range map[fault]string{dirtyRead: "dirty read", noStamp: "no stamp", oldAck: "old acknowledgement",
 		missedWrite: "missed write", lostIdentity: "lost identity",
-		soundBelow: "sound below", nothingSound: "nothing sound"} {
+		soundBelow: "sound below", nothingSound: "nothing sound", anyRound: "any round"} {
 		t.Run(name, func(t *testing.T) {
 			for i := range uint64(1500) {
 				if f >= soundBelow { // one of the histories in which segments are lost

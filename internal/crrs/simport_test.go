@@ -21,6 +21,14 @@ type wire struct {
 	came map[uint64]arrived
 	// memory are values that the replica has, by Mem.
 	memory map[uint32][]byte
+	// read is what others were answered with last, of each thing that they have asked for.
+	read map[asked]Response
+}
+
+// asked is a Compare or a Fetch of another node.
+type asked struct {
+	from int
+	sqe  nvme.SQE
 }
 
 // departed is a command that was sent over a connection.
@@ -33,12 +41,14 @@ type departed struct {
 type arrived struct {
 	from, life, connection int
 	tag                    uint32
+	asked                  asked
 }
 
 // newWire gives a node a Port in place of a Replica.
 func (s *sim) newWire(n *node, cfg Config) {
 	requests := 8 + s.rng.IntN(40)
 	n.wire = &wire{sent: map[uint32]departed{}, came: map[uint64]arrived{}, memory: map[uint32][]byte{},
+		read: map[asked]Response{},
 		p: NewPort(PortConfig{Config: cfg, Range: 77, Keep: uint8(1 + s.rng.IntN(4)), Requests: requests,
 			Served: 2 + s.rng.IntN(8)})}
 	n.r = n.p.Replica()
@@ -96,7 +106,10 @@ func (s *sim) command(n *node, c Command) {
 	if !s.connected(n.id, to.id) || to.dead {
 		return
 	}
-	from := arrived{from: n.id, life: n.life, connection: connection, tag: c.Tag}
+	from := arrived{from: n.id, life: n.life, connection: connection, tag: c.Tag, asked: asked{n.id, c.SQE}}
+	if s.fault == anyRound {
+		from.asked.sqe.KVReplica().SetRound(0)
+	}
 	s.later(to, s.upTo(ms), func() {
 		if !s.connected(n.id, to.id) || connection != s.connections[pair{n.id, to.id}] || n.wire != w {
 			return
@@ -123,6 +136,13 @@ func (s *sim) command(n *node, c Command) {
 				in.Position = position(int(key[0]))
 			}
 		}
+		if a, ok := to.read[from.asked]; ok && s.rng.IntN(8) > 0 &&
+			uint64(c.SQE.KVReplica().Epoch()) == to.r.role.Epoch && !to.r.damaged {
+			a.Handle = in.Handle
+			s.joined++
+			s.respond(to, a)
+			return
+		}
 		s.turn(to, func(out *Actions) { to.p.Receive(Peer(n.id), &in, out, &to.t) })
 	})
 }
@@ -140,6 +160,12 @@ func (s *sim) respond(n *node, a Response) {
 	}
 	if !here() {
 		return
+	}
+	if op := c.asked.sqe.Opcode(); a.Status == nvme.Success && (op == nvme.CmdKVCompare || op == nvme.CmdKVFetch) {
+		n.read[c.asked] = Response{Part: a.Part, Data: slices.Clone(a.Data)}
+		if s.rng.IntN(6) == 0 { // the drive was slow
+			a = Response{Handle: a.Handle, Status: nvme.NamespaceNotReady}
+		}
 	}
 	o := Outcome{Status: a.Status, Result: a.Result, Version: a.Version, Part: a.Part, Value: slices.Clone(a.Value)}
 	data := slices.Clone(a.Data)

@@ -40,10 +40,12 @@ const kvCompareBits = 6
 // KVReplicaSQE reads an SQE as a message between two replicas of a range. What is not named is reserved.
 //
 //	CDW2          epoch of the chain, from 1 on
-//	CDW3          15:0 number of the range in the view | 23:16 flags (Forward), bits (Compare, Fetch)
+//	CDW3          15:0 number of the range in the view | 23:16 flags (Forward), bits (Compare, Fetch) |
+//	              31:24 high byte of the round (Compare, Fetch)
 //	CDW10         length of the data or of the host's buffer in bytes
 //	CDW11         7:0 length of the key (Forward, Ship), of the key behind which to begin, or 0 (Fetch) |
-//	              15:8 how many Forwards may be kept (Forward) | 31:16 number of the sender's partition in the view
+//	              15:8 how many Forwards may be kept (Forward), low byte of the round (Compare, Fetch) |
+//	              31:16 number of the sender's partition in the view
 //
 //	              Forward        Durable        Ship          Compare   Fetch
 //	CDW12, CDW13  sequence       clock, or 0    key 0 to 7    first     first, or key 0 to 7
@@ -90,6 +92,11 @@ func (k *KVReplicaSQE) SetKeyLen(v uint8) { k[44] = v }
 // included; 0: none.
 func (k *KVReplicaSQE) Keep() uint8     { return k[45] }
 func (k *KVReplicaSQE) SetKeep(v uint8) { k[45] = v }
+
+// Round is that of the pass or the repair for which a Compare or a Fetch asks: the sender counts them. What was begun
+// for one is of no use for another one, because the sender may have lost something meanwhile that was stored since.
+func (k *KVReplicaSQE) Round() uint16     { return uint16(k[15])<<8 | uint16(k[45]) }
+func (k *KVReplicaSQE) SetRound(v uint16) { k[15], k[45] = uint8(v>>8), uint8(v) }
 
 // Sender is the number of the sender's partition in the view. A node may have several partitions in one chain, while a
 // range moves from one of them to another.
@@ -143,7 +150,8 @@ func (k *KVReplicaSQE) Last() uint64 { return k.First() | (1<<k.Bits() - 1) }
 //
 // Cost: 0 allocs.
 func (k *KVReplicaSQE) Valid() bool { // hot: 0 allocs
-	if k.Epoch() == 0 || k[15] != 0 || k[45] != 0 && k[0] != CmdKVForward {
+	asks := k[0] == CmdKVCompare || k[0] == CmdKVFetch
+	if k.Epoch() == 0 || k[15] != 0 && !asks || k[45] != 0 && !asks && k[0] != CmdKVForward {
 		return false
 	}
 	n, high := int(k.KeyLen()), le.Uint64(k[56:])

@@ -56,14 +56,16 @@ var messages = []struct {
 		k.SetLenBytes(KVRangeHeaderBytes + 64*KVSumBytes)
 		k.SetFirst(0x1234 << 48)
 		k.SetBits(48)
-	}), "07000000" + "34123000" + "60040000" + "0000020f" + "0000000000003412" + "0000000000000000"},
+		k.SetRound(0x0605)
+	}), "07000000" + "34123006" + "60040000" + "0005020f" + "0000000000003412" + "0000000000000000"},
 	{"compare of all positions", replicaSQE(CmdKVCompare, func(k *KVReplicaSQE) { k.SetBits(64) }),
 		"07000000" + "34124000" + "00000000" + "0000020f" + "0000000000000000" + "0000000000000000"},
 	{"fetch from a position", replicaSQE(CmdKVFetch, func(k *KVReplicaSQE) {
 		k.SetLenBytes(1 << 20)
 		k.SetFirst(0x1234567890abcdef)
 		k.SetBits(48)
-	}), "07000000" + "34123000" + "00001000" + "0000020f" + "efcdab9078563412" + "0000000000000000"},
+		k.SetRound(0xfffe)
+	}), "07000000" + "341230ff" + "00001000" + "00fe020f" + "efcdab9078563412" + "0000000000000000"},
 	{"fetch behind a key", replicaSQE(CmdKVFetch, func(k *KVReplicaSQE) {
 		k.SetLenBytes(1 << 20)
 		k.SetKey([]byte("0123456789abcdef"))
@@ -133,8 +135,8 @@ func TestKVReplicaSQEReservedBitsAreRefused(t *testing.T) {
 		CmdKVDurable: {{48, 64}},
 		CmdKVSync:    {},
 		CmdKVShip:    {{40, 45}, {48, 58}},
-		CmdKVCompare: {{14, 15}, {40, 44}, {48, 56}},
-		CmdKVFetch:   {{14, 15}, {40, 45}, {48, 64}},
+		CmdKVCompare: {{14, 16}, {40, 44}, {45, 46}, {48, 56}},
+		CmdKVFetch:   {{14, 16}, {40, 46}, {48, 64}},
 	}
 	for _, c := range messages {
 		for at := 14; at < 64; at++ {
@@ -262,12 +264,14 @@ func checkReplicaSQE(t *testing.T, e SQE) {
 				o.SetKey(k.Key(&key))
 			case CmdKVCompare:
 				o.SetBits(k.Bits())
+				o.SetRound(k.Round())
 				o.SetFirst(k.First())
 				if n, shift := k.SubRanges(); n < 1 || n > 64 || k.Last()-k.First() != uint64(n)<<shift-1 {
 					t.Fatalf("%d sub-ranges of 2^%d positions from %#x to %#x", n, shift, k.First(), k.Last())
 				}
 			case CmdKVFetch:
 				o.SetBits(k.Bits())
+				o.SetRound(k.Round())
 				if k.KeyLen() == 0 {
 					o.SetFirst(k.First())
 				} else {

@@ -18,7 +18,8 @@ import (
 //	Compare  may be more work than the drive does in that time. The node asks again, and is given what was begun, so
 //	Fetch    that a slow drive makes the copy slow, and does not make it begin anew each time.
 //
-// What is given is not older than crrs.JoinNS: see there for how old a batch may be.
+// What is given is not older than crrs.JoinNS: see there for how old a batch may be. And it was begun for the same
+// round: what the node has found lost since may have been stored after it was read.
 
 // ask is such a command, or what there is left of one.
 type ask struct {
@@ -36,7 +37,7 @@ type ask struct {
 // Ship it has the opcode.
 type question struct {
 	opcode, bits, keyLen uint8
-	number               uint16
+	number, round        uint16
 	epoch, lenBytes      uint32
 	from                 crrs.Peer
 	key                  [nvme.MaxKVKey]byte
@@ -55,6 +56,7 @@ func questionOf(e *nvme.SQE, from crrs.Peer) (w question) {
 	}
 	k := e.KVReplica()
 	w.number, w.epoch, w.bits, w.lenBytes, w.from = k.Range(), k.Epoch(), k.Bits(), k.LenBytes(), from
+	w.round = k.Round()
 	if w.keyLen = k.KeyLen(); w.keyLen > 0 {
 		k.Key(&w.key)
 	} else {
