@@ -48,7 +48,7 @@ Exit status: 0 done, whatever the verdicts; 1 something did not end; 2 bad flags
 			for _, s := range cluster.Matrix(seed) {
 				if match.MatchString(s.String()) {
 					scenarios = append(scenarios, s)
-					virtual += time.Duration(s.WarmNS + s.MeasuredNS)
+					virtual += time.Duration(s.AgeNS + s.WarmNS + s.MeasuredNS)
 				}
 			}
 			if len(scenarios) == 0 {

@@ -355,6 +355,12 @@ type Cluster struct {
 	Lease time.Duration `yaml:"lease" default:"1s" min:"200ms" max:"1m"`
 	// Away is for how long a node may be gone, or a drive may fail, before its ranges are given to others for good.
 	Away time.Duration `yaml:"away" default:"10m" min:"1s" max:"720h"`
+	// RestoreShare is for how much of the time, in percent, a partition uses its buffers for copies to make those that
+	// are missing: a node or a drive is lost. With less there is more left for clients, and it takes longer.
+	RestoreShare int `yaml:"restore_share" default:"100" min:"1" max:"100"`
+	// FillShare is the same for copies that are to take the place of others which serve until then: a node joins or is
+	// drained.
+	FillShare int `yaml:"fill_share" default:"25" min:"1" max:"100"`
 	// LockKeys lets one write of a key at a time be in its chain, as LEED does by locks, instead of many. It is slower,
 	// and there to be compared with.
 	LockKeys bool `yaml:"lock_keys" default:"false"`

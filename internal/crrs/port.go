@@ -94,6 +94,8 @@ type Command struct {
 	Mem    uint32
 	// Room is how long a buffer a Ship needs for the value, behind its header.
 	Room int
+	// Repairs: it is a Fetch of a repair, not of a pass.
+	Repairs bool
 }
 
 // Outcome is how a Command has completed.
@@ -287,6 +289,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 		// The length is that of the driver's buffer, which sets it.
 		c.SQE.SetOpcode(nvme.CmdKVFetch)
 		k.SetRound(s.Round)
+		c.Repairs = isRepair(s.Tag)
 		k.SetFirst(max(s.Part.First, s.Part.From.Position))
 		if f := &s.Part.From.Key; f.Len > 0 {
 			k.SetKey(f.Bytes[:f.Len])
@@ -403,6 +406,15 @@ func (p *Port) Failed(tag uint32, out *Actions, t *Traffic) {
 		p.r.noteLost(q.tag, out)
 	}
 }
+
+// Postpone takes back a Command that asks for data, and that the driver has not sent because it has no memory for them.
+// When it may have some, it calls Resume.
+func (p *Port) Postpone(tag uint32, out *Actions, t *Traffic) {
+	p.r.noteLost(p.end(tag, out, t).tag, out)
+}
+
+// Resume asks for what was postponed.
+func (p *Port) Resume() { p.r.askLost() }
 
 // Repeat sends again what may have been lost on the way to a replica, and asks it for what may have been lost on the
 // way from it. The driver calls it when there is a connection again, after Failed for each command of the last one, and

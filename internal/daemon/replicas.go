@@ -96,7 +96,8 @@ func newReplicaNode(access clusterAccess) (*replicaNode, error) {
 func (r *replicaNode) settings() replicas.Config {
 	lease := time.Duration(r.cfg.Lease)
 	return replicas.Config{Patience: patienceLeases * lease, SilentAfter: silentAfter, AnswerWithin: answerWithin,
-		YieldAfter: yieldLeases * lease, LockKeys: r.cfg.LockKeys}
+		YieldAfter: yieldLeases * lease, LockKeys: r.cfg.LockKeys,
+		RestoreShare: replica.Share(r.cfg.RestoreShare), FillShare: replica.Share(r.cfg.FillShare)}
 }
 
 // attach gives it an open partition, before the first setState. The partition is open until close has returned. The

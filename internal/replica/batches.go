@@ -6,11 +6,24 @@ import (
 )
 
 // Batches are the buffers for batches of passes, which the replicas of one partition share.
+//
+// They also set the pace of the passes. A buffer has a batch from when it is asked for until it is stored, which takes
+// the longer the more the drives of both members have to do. Then the buffer rests in proportion to that, except for
+// passes that need not spare the clients. So a pass takes a fixed part of the time whatever a drive can do, leaves the
+// more to the clients the busier the drives are, and is fast where nobody else wants anything.
 type Batches struct {
 	// bytes is the length of each. outs are for batches that are copied out, fetched for those that are fetched.
 	bytes         int
 	outs, fetched buffers
+	// takenNS is when each of fetched was taken, busyNS for how long it was used then, until endedNS.
+	takenNS, busyNS, endedNS []int64
 }
+
+// Share is the part of the time for which the buffers of a pass are used, in percent, 1 to 100.
+type Share uint8
+
+// restMostNS is how long a buffer rests at most, so that a pass ends in bounded time also if each batch takes long.
+const restMostNS = 2e9
 
 // NewBatches returns outs buffers for batches that are copied out, and fetched for those that are fetched. bytes is how
 // long a batch may be, at least the longest value and nvme.KVEntryOverhead. It is the same at all nodes.
@@ -23,7 +36,32 @@ func NewBatches(outs, fetched, bytes int, alloc func(n int) ([]byte, error)) (*B
 	if b.outs, err = newBuffers(outs, bytes, alloc); err == nil {
 		b.fetched, err = newBuffers(fetched, bytes, alloc)
 	}
+	b.takenNS, b.busyNS, b.endedNS = make([]int64, fetched), make([]int64, fetched), make([]int64, fetched)
 	return b, err
+}
+
+// fetch takes a buffer for a batch of a pass of that share. If there is none, it returns noBuffer, and when to try
+// again.
+func (b *Batches) fetch(now int64, share Share) (i int32, againNS int64) {
+	againNS = now + retryNS
+	for n, i := range b.fetched.free {
+		rested := b.endedNS[i] + min(b.busyNS[i]*int64(100-share)/int64(share), restMostNS)
+		if rested <= now {
+			b.fetched.free = append(b.fetched.free[:n], b.fetched.free[n+1:]...)
+			b.takenNS[i] = now
+			return i, 0
+		}
+		if n == 0 || rested < againNS {
+			againNS = rested
+		}
+	}
+	return noBuffer, againNS
+}
+
+// putFetched gives a buffer back that fetch has taken.
+func (b *Batches) putFetched(i int32, now int64) {
+	b.busyNS[i], b.endedNS[i] = now-b.takenNS[i], now
+	b.fetched.put(i)
 }
 
 // buffers are memory for batches.

@@ -89,3 +89,122 @@ func TestAnAnsweredFetchKeepsNoBuffer(t *testing.T) {
 	t.Errorf("a range waits for a buffer: %d are free, and the others want their next turn at %d and %d",
 		len(batches.outs.free), outs[0].WakeNS, outs[1].WakeNS)
 }
+
+// TestABufferRestsInProportion: a buffer that had a batch for a while is not taken again for as long as the share says,
+// but never longer than restMostNS. A pass of another share may take it sooner.
+func TestABufferRestsInProportion(t *testing.T) {
+	const ms = 1e6
+	for _, c := range []struct {
+		busy   int64
+		share  Share
+		rested int64
+	}{{10 * ms, 100, 0}, {10 * ms, 50, 10 * ms}, {10 * ms, 25, 30 * ms}, {60000 * ms, 1, restMostNS},
+		{0, 1, 0}} {
+		b, err := NewBatches(1, 2, 64<<10, func(n int) ([]byte, error) { return make([]byte, n), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		const began = 5
+		first, _ := b.fetch(began, c.share)
+		second, _ := b.fetch(began, c.share)
+		if i, again := b.fetch(began, 100); i != noBuffer || again != began+retryNS || first == second {
+			t.Fatalf("a third buffer: %d, again at %d; buffers %d and %d", i, again, first, second)
+		}
+		ended := began + c.busy
+		b.putFetched(first, ended)
+		if c.rested > 0 {
+			if i, again := b.fetch(ended+c.rested-1, c.share); i != noBuffer || again != ended+c.rested {
+				t.Errorf("%d ms of %d %%: buffer %d before it has rested, again at %d", c.busy/ms, c.share, i, again)
+			}
+			if i, _ := b.fetch(ended, 100); i != first {
+				t.Errorf("%d ms of %d %%: no buffer for a pass that does not rest", c.busy/ms, c.share)
+			}
+			b.putFetched(first, ended)
+			b.busyNS[first] = c.busy
+		}
+		if i, _ := b.fetch(ended+c.rested, c.share); i != first {
+			t.Errorf("%d ms of %d %%: no buffer %d ms later", c.busy/ms, c.share, c.rested/ms)
+		}
+	}
+}
+
+// TestAPassWaitsQuietlyForABuffer: while buffers rest, the member that is filled sends nothing, and goes on when they
+// have rested; at once if copies are missing.
+func TestAPassWaitsQuietlyForABuffer(t *testing.T) {
+	const busy = 10e6
+	for _, c := range []struct {
+		short       bool
+		after, most int64
+	}{{false, 3 * busy, 3 * busy}, {true, 0, 0}} {
+		role := tailRole
+		role.Filling = true
+		r, out := alone(t, role), Actions{}
+		r.cfg.FillShare, r.cfg.RestoreShare = 25, 100
+		r.SetShort(c.short)
+		now := int64(1)
+		turn := func() (fetches []Command) {
+			t.Helper()
+			out = Actions{}
+			r.SetTime(now, testWall)
+			r.Turn(&out)
+			for _, cmd := range out.Commands {
+				switch cmd.SQE.Opcode() {
+				case nvme.CmdKVFetch:
+					fetches = append(fetches, cmd)
+				case nvme.CmdKVCompare:
+				default:
+					t.Errorf("short %t, at %d ns: command %#x", c.short, now, cmd.SQE.Opcode())
+				}
+			}
+			return fetches
+		}
+		out = Actions{}
+		r.Turn(&out)
+		r.Completed(out.Commands[0].Tag, nvme.Success, 0, nil) // a Sync
+		var durable nvme.SQE
+		durable.SetOpcode(nvme.CmdKVDurable)
+		durable.KVReplica().SetEpoch(3)
+		durable.KVReplica().SetClock(5)
+		r.Receive(0, 1, &durable, nil, 3)
+		turn()
+		compare := out.Commands[0]
+		many := &crrs.Part{Bits: 64, Sums: make([]crrs.Sum, 64), Time: 7}
+		for i := range many.Sums {
+			many.Sums[i] = crrs.Sum{Count: 1000, Hash: 1}
+		}
+		b := encodeSums(many)
+		r.Completed(compare.Tag, nvme.Success, uint64(len(b)), b)
+		turn()
+		digest := out.Requests[0]
+		own := encodeSums(&crrs.Part{Bits: 64, Sums: make([]crrs.Sum, 64), Time: 7})
+		r.Stored(&kvstore.Reply{Tag: digest.Tag, ValueLen: copy(digest.Value, own)})
+		under := turn()
+		if len(under) != 2 { // as many as there are parts; there are three buffers
+			t.Fatalf("%d batches are asked for", len(under))
+		}
+		now += busy
+		for _, cmd := range under {
+			batch := nvme.NewKVRange(cmd.Buf, nvme.KVCopy, cmd.SQE.KVReplica().First(), cmd.SQE.KVReplica().Last(),
+				nvme.KVCursorAt(cmd.SQE.KVReplica().First(), nil))
+			batch.SetTo(nvme.KVLastOf(cmd.SQE.KVReplica().Last()))
+			batch.SetFlags(nvme.KVComplete)
+			batch.Seal()
+			r.Completed(cmd.Tag, nvme.Success, uint64(batch.LenBytes()), batch[:batch.LenBytes()])
+		}
+		turn()
+		for _, q := range out.Requests {
+			r.Stored(&kvstore.Reply{Tag: q.Tag})
+		}
+		ended, asked := now, len(turn())
+		for asked < 2 {
+			if out.WakeNS <= now {
+				t.Fatalf("short %t: at %d ns the replica wants to wake at %d", c.short, now, out.WakeNS)
+			}
+			now = out.WakeNS
+			asked += len(turn())
+		}
+		if took := now - ended; took < c.after || took > c.most {
+			t.Errorf("short %t: two batches more are asked for after %d ns, want %d", c.short, took, c.after)
+		}
+	}
+}

@@ -106,8 +106,11 @@ func (r *Replica) send(out *Actions) (again bool) {
 		case nvme.CmdKVFetch:
 			k.SetLenBytes(uint32(r.cfg.Batches.bytes))
 			a.part = r.partOf(k)
-			if a.buffer = r.cfg.Batches.fetched.take(); a.buffer == noBuffer {
-				r.lost = append(r.lost, c.Tag)
+			var again int64
+			if a.buffer, again = r.cfg.Batches.fetch(r.now, r.shareOf(&c)); a.buffer == noBuffer {
+				if r.lost = append(r.lost, c.Tag); r.bufferNS == 0 || again < r.bufferNS {
+					r.bufferNS = again
+				}
 				continue
 			}
 			c.Buf = r.cfg.Batches.fetched.all[a.buffer]
@@ -119,12 +122,23 @@ func (r *Replica) send(out *Actions) (again bool) {
 	r.traffic.Commands = r.traffic.Commands[:0]
 	for _, tag := range r.lost {
 		r.asked.Put(int32(tag))
-		r.port.Completed(tag, &crrs.Outcome{Status: nvme.NamespaceNotReady}, &r.acts, &r.traffic)
+		r.port.Postpone(tag, &r.acts, &r.traffic)
 		again = true
 	}
 	r.lost = r.lost[:0]
 	r.noteRepeats()
 	return again
+}
+
+// shareOf is how much of the time a Fetch may have. A repair is short, and clients may wait for it.
+func (r *Replica) shareOf(c *Command) Share {
+	switch {
+	case c.Repairs:
+		return 100
+	case r.short:
+		return r.cfg.RestoreShare
+	}
+	return r.cfg.FillShare
 }
 
 // dataOf returns what a Forward sends. The memory of a value has room for the header, which is the same each time that
@@ -224,7 +238,7 @@ func answerOf(a *asked, data []byte) *crrs.Part {
 func (r *Replica) Failed(tag uint32) {
 	r.begin()
 	if a := r.asked.At(int32(tag)); a.opcode == nvme.CmdKVFetch && a.buffer != noBuffer {
-		r.cfg.Batches.fetched.put(a.buffer)
+		r.cfg.Batches.putFetched(a.buffer, r.now)
 	}
 	r.asked.Put(int32(tag))
 	r.port.Failed(tag, &r.acts, &r.traffic)

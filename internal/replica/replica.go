@@ -33,8 +33,10 @@ type Config struct {
 	Tables *Tables
 	// Memory is that of the partition's replicas.
 	Memory *Memory
-	// Batches are the partition's.
-	Batches *Batches
+	// Batches are the partition's. RestoreShare is for passes of ranges that have fewer copies than they are to have,
+	// FillShare for the others: the member is to take the place of one that still serves. 0: 100.
+	Batches                 *Batches
+	RestoreShare, FillShare Share
 	// TombstoneSeconds is how long the tombstone of a Delete lasts at least, by the node's own time of day:
 	// crrs.MinTombstoneNS or more.
 	TombstoneSeconds uint32
@@ -80,6 +82,10 @@ type Replica struct {
 	// repeats are the nodes to which to repeat what was lost, at repeatNS.
 	repeats  []crrs.Peer
 	repeatNS int64
+	// short: the range has fewer copies than it is to have. bufferNS is when there may be a buffer for what is to be
+	// fetched; 0: nothing waits for one.
+	short    bool
+	bufferNS int64
 	damaged  bool
 	revival  revival
 	tables   *Tables
@@ -175,6 +181,12 @@ type Actions struct {
 
 // New returns a Replica that is no member of its chain yet.
 func New(cfg Config) *Replica {
+	if cfg.RestoreShare == 0 {
+		cfg.RestoreShare = 100
+	}
+	if cfg.FillShare == 0 {
+		cfg.FillShare = 100
+	}
 	t := cfg.Tables
 	if t == nil {
 		t = NewTables(4*cfg.Window, 2*cfg.Reads)
@@ -229,6 +241,9 @@ func (r *Replica) Adopt(role crrs.Role, place int) {
 	r.port.SetRole(role, &r.acts, &r.traffic)
 }
 
+// SetShort says whether the range has fewer copies than it is to have.
+func (r *Replica) SetShort(short bool) { r.short = short }
+
 // Role returns the place of the replica in its chain.
 func (r *Replica) Role() crrs.Role { return r.port.Replica().Role() }
 
@@ -276,6 +291,10 @@ func (r *Replica) Turn(out *Actions) {
 	r.continueRevival(out)
 	r.answerCopies()
 	r.repeat()
+	if r.bufferNS != 0 && r.now >= r.bufferNS {
+		r.bufferNS = 0
+		r.port.Resume()
+	}
 	if r.starved && (r.now >= r.starvedNS || r.cfg.Memory.isHalfFree(r.place)) {
 		r.starved = false
 		r.port.Replica().Missed(&r.acts)
@@ -316,6 +335,9 @@ func (r *Replica) Turn(out *Actions) {
 	if r.starved {
 		r.wake(out, r.starvedNS)
 	}
+	if r.bufferNS != 0 {
+		r.wake(out, r.bufferNS)
+	}
 	if r.uncommitted.N > 0 {
 		r.wake(out, r.ops.At(r.uncommitted.First).failingNS+uncommittedNS)
 	}
@@ -352,7 +374,7 @@ func (r *Replica) release(mems []uint32) {
 			}
 			r.values.Put(i)
 		} else {
-			r.cfg.Batches.fetched.put(i - int32(r.values.Max()))
+			r.cfg.Batches.putFetched(i-int32(r.values.Max()), r.now)
 		}
 	}
 }

@@ -101,6 +101,8 @@ type Config struct {
 	// YieldAfter is how long a chain must have been as it is before its ChainHead changes to spread the writes: see
 	// yield.go. It is some leases. 0: never.
 	YieldAfter time.Duration
+	// FillShare and RestoreShare are those of replica.Config.
+	FillShare, RestoreShare replica.Share
 	// LockKeys is crrs.Config's.
 	LockKeys bool
 	// MemoryBytes is for values of writes that are under way, for each place in a chain; 0: DefaultMemoryBytes.
@@ -310,7 +312,8 @@ func (g *Replicas) newMember(number int) *member {
 	first, _ := g.active.Range(number)
 	m := &member{number: number, index: -1}
 	m.r = replica.New(replica.Config{HashSeed: g.cfg.Store.HashSeed(), Memory: g.memory, Batches: g.batches,
-		Tables: g.tables, TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
+		FillShare: g.cfg.FillShare, RestoreShare: g.cfg.RestoreShare, Tables: g.tables,
+		TombstoneSeconds: tombstoneSeconds, Alloc: g.arena.Alloc,
 		PortConfig: crrs.PortConfig{Range: uint16(number), Keep: keep, Requests: requests, Served: served,
 			Config: crrs.Config{Window: window, Reads: readsPerRange, First: first, Bits: rangeBits(g.active),
 				Parts: parts, Leaf: leaf, LockKeys: g.cfg.LockKeys}}})

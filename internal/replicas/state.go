@@ -73,6 +73,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 // adopt has a replica adopt the active view, with its place in the chain.
 func (g *Replicas) adopt(m *member, at int) {
 	role := g.roleOf(m.number, at)
+	m.r.SetShort(countServing(g.active.Chains[m.number]) < g.active.Replicas)
 	if m.held = role.Member && g.drops.busy(m.number); m.held {
 		return
 	}
@@ -177,6 +178,15 @@ func chainTail(c view.Chain) (at int) {
 		}
 	}
 	return at
+}
+
+func countServing(c view.Chain) (n int) {
+	for _, e := range c {
+		if isServing(e) {
+			n++
+		}
+	}
+	return n
 }
 
 func isServing(e view.Member) bool { return e.State == view.Serving || e.State == view.Leaving }

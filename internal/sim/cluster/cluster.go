@@ -87,6 +87,9 @@ type Scenario struct {
 	Locked bool
 	// NetworkNS is the time of a message from box to box, or between a host and a box.
 	NetworkNS int64
+	// AgeNS is before WarmNS: hosts only write, so that logs have wrapped, and compaction and the garbage collection of
+	// the drives have the part that they have in the long run.
+	AgeNS int64
 	// WarmNS is before MeasuredNS; BinNS is the resolution of Result.Series. Event happens to the last box when AtNS of
 	// the measured time have passed.
 	WarmNS, MeasuredNS, BinNS, AtNS int64
@@ -133,6 +136,7 @@ type run struct {
 	// loading counts the operations that load records, loaded the records; underWay those of the hosts.
 	loading, underWay int
 	loaded            uint64
+	aging             bool
 	measuring, over   bool
 	fromNS            int64
 	bin               []int
@@ -260,6 +264,9 @@ func (r *run) measure() (*Result, error) {
 			r.sim.After(1+h.rng.Int64N(sc.NetworkNS+1), func() { h.begin(o) })
 		}
 	}
+	r.aging = true
+	r.pass(sc.AgeNS)
+	r.aging = false
 	r.pass(sc.WarmNS)
 	r.measuring, r.fromNS = true, r.sim.Now()
 	r.forwards, r.shipped, r.retries, r.failed, r.filledBytes = 0, 0, 0, 0, 0

@@ -67,7 +67,7 @@ func (h *host) newOp() *op {
 
 // begin makes an operation the next one that the host wants.
 func (h *host) begin(o *op) {
-	read := h.rng.Float64() < h.run.sc.Reads
+	read := h.rng.Float64() < h.run.sc.Reads && !h.run.aging
 	o.bornNS = h.run.sim.Now()
 	o.wants(read, h.record())
 	h.send(o)

@@ -14,6 +14,7 @@ import (
 	"jbofd/internal/nvme"
 	"jbofd/internal/partition"
 	"jbofd/internal/peers"
+	"jbofd/internal/pipeline"
 	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/replicas"
 	"jbofd/internal/tenant"
@@ -40,9 +41,15 @@ const (
 	labelBytes = 1 << 20
 	hashSeed   = 0x5eed_0f_a11
 	poolBytes  = 192 << 20
-	// background pays for compaction, hosts for the rest.
+	// background pays for compaction and passes, nodes for what they ask each other, hosts for the rest.
 	background tenant.ID = 9
 	hosts      tenant.ID = 3
+	nodes      tenant.ID = 100
+	// backgroundWeight, fillShare and restoreShare are the defaults of the daemon: background_weight of a drive,
+	// fill_share and restore_share of the cluster.
+	backgroundWeight = 4
+	fillShare        = 25
+	restoreShare     = 100
 )
 
 func hostNQN(name string) string { return "nqn.2026-11.example.jbofd:node:sim:" + name }
@@ -64,6 +71,7 @@ func (r *run) newNode(id int) (*node, error) {
 	if n.drive, err = drive.New(cfg); err != nil {
 		return nil, err
 	}
+	n.drive.SetTenant(background, pipeline.Settings{Weight: backgroundWeight})
 	id16 := uuid.UUID{2, byte(id)}
 	if n.part, err = partition.Open(partition.Config{Drive: n.drive, OffsetBytes: units.DriveOffset(labelBytes),
 		Background: background, Store: kvstore.Config{PartitionBytes: size - labelBytes, Format: true,
@@ -72,7 +80,8 @@ func (r *run) newNode(id int) (*node, error) {
 	}
 	n.reps, err = replicas.New(replicas.Config{Store: n.part, ID: id16, Peers: n, HostNQN: hostNQN,
 		Authority: func() int64 { return r.sim.Now() + int64(time.Second) }, Clock: r.sim.Now, Full: n.part.NearlyFull,
-		Changed: func() {}, LockKeys: r.sc.Locked, Pool: n.pool, Env: r.sim})
+		FillShare: fillShare, RestoreShare: restoreShare, Changed: func() {},
+		LockKeys: r.sc.Locked, Pool: n.pool, Env: r.sim})
 	return n, err
 }
 
@@ -133,6 +142,7 @@ func (n *node) carry(c *peers.Command) {
 		r.forwards++
 	}
 	d.Kind, d.SQE, d.Host, d.Sink, d.Value = replicas.Node, &d.sqe, hostNQN(nodeName(n.id)), d, d.data
+	d.Tenant = nodes + tenant.ID(n.id)
 	to := r.nodes[c.To]
 	r.travel(func() {
 		if !n.up || !to.up {

@@ -33,7 +33,7 @@ func Estimate(scenarios []Scenario, processors int) time.Duration {
 	const each, perSecond = 2 * time.Second, 3 * time.Second // loading the records, and a second of virtual time
 	total := time.Duration(0)
 	for _, sc := range scenarios {
-		total += each + perSecond*time.Duration(sc.WarmNS+sc.MeasuredNS)/time.Second
+		total += each + perSecond*time.Duration(sc.AgeNS+sc.WarmNS+sc.MeasuredNS)/time.Second
 	}
 	return total / time.Duration(max(min(processors, len(scenarios)), 1))
 }
