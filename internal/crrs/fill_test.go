@@ -208,6 +208,23 @@ func TestAFewObjectsAreCopiedInFewBatches(t *testing.T) {
 	}
 }
 
+// TestWhatIsCopiedWithoutAComparisonIsNew: at most 1.1 times of what the member lacks is copied, if that is more than a
+// few objects.
+func TestWhatIsCopiedWithoutAComparisonIsNew(t *testing.T) {
+	for theirs := uint64(1); theirs < 2000; theirs++ {
+		for own := range theirs + 1 {
+			lacked := theirs - own
+			if few := theirs < 4*spared; lacksMost(own, theirs) && (!few && 10*theirs > 11*lacked || few && own > 4) {
+				t.Fatalf("%d objects are copied to a member that has %d", theirs, own)
+			}
+		}
+		if !lacksMost(0, theirs) || lacksMost(theirs, theirs) {
+			t.Fatalf("%d objects: copied if none is there: %v, if all are: %v", theirs, lacksMost(0, theirs),
+				lacksMost(theirs, theirs))
+		}
+	}
+}
+
 // TestPartsAreWhatDiffers draws digests and looks at the parts that are made of them: each sub-range that differs is in
 // one of them, and one that does not differ only if there is nothing in it.
 func TestPartsAreWhatDiffers(t *testing.T) {

@@ -260,6 +260,7 @@ func newDamagedStore(t *testing.T, role crrs.Role) *damagedStore {
 	d.fetch = func(crrs.Peer) nvme.Status { return nvme.Success }
 	d.turn()
 	d.r.Read(testKey("k"), make([]byte, 100), 5, 77)
+	d.r.cfg.FillShare, d.r.cfg.RestoreShare = 25, 25
 	return d
 }
 
@@ -286,7 +287,9 @@ func (d *damagedStore) turn() {
 	for _, c := range o.Commands {
 		st := nvme.NamespaceNotReady
 		if c.SQE.Opcode() == nvme.CmdKVFetch {
-			st = d.fetch(c.To)
+			if st = d.fetch(c.To); d.r.shareOf(&c) != 100 {
+				panic("the batch of a repair rests, while clients wait")
+			}
 		}
 		if !st.OK() {
 			d.r.Completed(c.Tag, st, 0, nil)
