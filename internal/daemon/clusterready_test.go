@@ -47,11 +47,11 @@ func TestANodeIsConnectedIfBothDirectionsAre(t *testing.T) {
 // TestPartitionsHaveTheSettingsOfTheNode, so that none of what they are there for is left out.
 func TestPartitionsHaveTheSettingsOfTheNode(t *testing.T) {
 	for _, lock := range []bool{false, true} {
-		r := &replicaNode{cfg: &config.Cluster{Lease: 3 * time.Second, LockKeys: lock, FillShare: 7,
-			RestoreShare: 8}}
+		r := &replicaNode{cfg: &config.Cluster{Lease: 3 * time.Second, LockKeys: lock, FillShare: 7, RestoreShare: 8}}
 		c := r.settings()
-		if c.LockKeys != lock || c.FillShare != 7 || c.RestoreShare != 8 || c.Patience != 6*time.Second || c.YieldAfter != 15*time.Second ||
-			c.SilentAfter != 7*time.Second || c.AnswerWithin != 2500*time.Millisecond {
+		if c.LockKeys != lock || c.FillShare != 7 || c.RestoreShare != 8 || c.Patience != 6*time.Second ||
+			c.YieldAfter != 15*time.Second || c.SilentAfter != 7*time.Second ||
+			c.AnswerWithin != 2500*time.Millisecond {
 			t.Errorf("%+v", c)
 		}
 	}
