@@ -370,7 +370,7 @@ func (r *Replica) release(mems []uint32) {
 			if v := r.values.At(i); v.taken {
 				r.cfg.Memory.put(v.block)
 			} else {
-				r.tables.spare = append(r.tables.spare, v.spare)
+				r.tables.putSpare(v.spare)
 			}
 			r.values.Put(i)
 		} else {
@@ -396,7 +396,7 @@ func (r *Replica) hold(value []byte, needed bool) (held []byte, mem uint32, ok b
 	b, ok := r.cfg.Memory.take(r.place, frame+len(value))
 	var spare []byte
 	if !ok && needed {
-		spare = r.takeSpare()
+		spare = r.takeSpare(frame + len(value))
 	}
 	if !ok && spare == nil {
 		return nil, 0, false
@@ -417,15 +417,13 @@ func (r *Replica) framed(v *value, n int) []byte {
 	return v.spare[:frame+n]
 }
 
-// takeSpare takes memory for the longest value beyond that of the partition, nil if there is none. In the order of a
-// range only one write is needed at a time, so that there is seldom more than one value there.
-func (r *Replica) takeSpare() []byte {
-	if n := len(r.tables.spare) - 1; n >= 0 {
-		buf := r.tables.spare[n]
-		r.tables.spare = r.tables.spare[:n]
+// takeSpare takes memory for n bytes beyond that of the partition, nil if there is none. In the order of a range only
+// one write is needed at a time, so that there is seldom more than one value there.
+func (r *Replica) takeSpare(n int) []byte {
+	if buf := r.tables.takeSpare(n); buf != nil {
 		return buf
 	}
-	buf, err := r.cfg.Alloc(r.cfg.Batches.bytes)
+	buf, err := r.cfg.Alloc(min(1<<(spareShift+spareClass(n)), r.cfg.Batches.bytes))
 	if err != nil {
 		return nil
 	}

@@ -1,6 +1,8 @@
 package replica
 
 import (
+	"math/bits"
+
 	"jbofd/internal/crrs"
 	"jbofd/internal/slab"
 )
@@ -12,8 +14,9 @@ type Tables struct {
 	values  *slab.Pool[value]
 	ops     *slab.Pool[storeOp]
 	asked   *slab.Pool[asked]
-	// spare is memory for values that are needed although there is none in the partition's.
-	spare [][]byte
+	// spare is memory for values that are needed although there is none in the partition's, by spareClass of its
+	// length. It is never given up, so that none is longer than its value needs.
+	spare [spareClasses][][]byte
 	// works are those that no Replica needs. low is the smallest number of them since the last Trim.
 	works []*work
 	low   int
@@ -40,6 +43,32 @@ func (t *Tables) Trim() (more bool) {
 		more = more || m
 	}
 	return more
+}
+
+// Spare memory has 4 KiB, or twice as much again and again, or is as long as the longest value.
+const (
+	spareShift   = 12
+	spareClasses = 12
+)
+
+// spareClass is the class of spare memory for n bytes.
+func spareClass(n int) int { return min(bits.Len(uint(n-1)>>spareShift), spareClasses-1) }
+
+// takeSpare returns memory that is not in use for n bytes, or nil.
+func (t *Tables) takeSpare(n int) (buf []byte) {
+	for c := spareClass(n); c < spareClasses; c++ {
+		if last := len(t.spare[c]) - 1; last >= 0 {
+			buf, t.spare[c] = t.spare[c][last], t.spare[c][:last]
+			return buf
+		}
+	}
+	return nil
+}
+
+// putSpare takes back what takeSpare has returned, or new memory.
+func (t *Tables) putSpare(buf []byte) {
+	c := spareClass(len(buf))
+	t.spare[c] = append(t.spare[c], buf)
 }
 
 // work is what a Turn is to do.
