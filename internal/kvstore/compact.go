@@ -47,9 +47,12 @@ type compactState struct {
 	// futile counts chunks in a row that were emptied without an increase of the headroom beyond most, the greatest
 	// since the count began, less what requests have written since. After maxFutile of them compaction pauses until
 	// there is more headroom, or until requests have made an eighth of a chunk obsolete: killed is how much they had at
-	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes.
+	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes. disturbed:
+	// the drive has failed writes meanwhile, which take room for nothing. Then the count begins anew when it fails no
+	// more.
 	futile       int
 	most, killed int64
+	disturbed    bool
 	// retryNS is when victims are chosen again after several could not be emptied. failed counts those in a row, from
 	// sinceNS to failedNS.
 	retryNS           int64
@@ -151,7 +154,8 @@ func (s *Store) startVictims(want int) {
 		c.nothing = c.keys+c.values == 0 && !s.retrying() && !s.makesRoom()
 		return
 	}
-	if c.futile > maxFutile && (c.blocked || s.killed-c.killed >= s.cfg.ChunkBytes/8 || s.headroom() > c.most) {
+	if c.futile > maxFutile && (c.blocked || s.killed-c.killed >= s.cfg.ChunkBytes/8 || s.headroom() > c.most ||
+		c.disturbed && !s.failsWrites()) {
 		s.resetFutile()
 	}
 	for i := range c.slots {
@@ -382,12 +386,12 @@ func (s *Store) victimDone(sl *slot) {
 		// The checkpoint will give back the chunks that it takes, and obsolete ones.
 	default:
 		c.futile++
-		c.killed = s.killed
+		c.killed, c.disturbed = s.killed, c.disturbed || s.failsWrites()
 	}
 }
 
 // resetFutile ends a pause of compaction.
-func (s *Store) resetFutile() { s.compact.futile, s.compact.most = 0, 0 }
+func (s *Store) resetFutile() { s.compact.futile, s.compact.most, s.compact.disturbed = 0, 0, false }
 
 // startMove starts an op of compaction.
 func (s *Store) startMove(sl *slot, m op) {
