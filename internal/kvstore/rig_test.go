@@ -143,7 +143,7 @@ func (r *rig) open() error {
 	for !s.Ready() && !r.crashed {
 		if !r.step() && !s.Ready() && !r.crashed {
 			if s.Err() == nil {
-				r.t.Fatal("the store neither opens nor refuses")
+				r.t.Fatalf("the store neither opens nor refuses: %s", s.State())
 			}
 			return s.Err()
 		}

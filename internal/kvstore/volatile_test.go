@@ -121,3 +121,29 @@ func TestAFirstCheckpointThatCannotBeWritten(t *testing.T) {
 	r.dev.Fault = nil
 	m.reopen()
 }
+
+// TestAVolatileDeviceThatFailsWritesOpensAgain: the drive says of all writes that they have failed, and has done them.
+// So the logs open one chunk after the other in vain, and before requests are served there must be a checkpoint.
+func TestAVolatileDeviceThatFailsWritesOpensAgain(t *testing.T) {
+	for seed := range kvstore.Seeds(t, times(6)) {
+		cfg := variant(seed, 26+int64(seed%16))
+		cfg.FUA, cfg.Volatile = false, true
+		r := newRig(t, seed, cfg)
+		m := newModel(r, []int{20, 300}[seed%2], sizes(r.rng, 20000))
+		for range 3 {
+			m.random(1000, 32)
+			r.dev.Fault = func(q *ssd.Request) lab.Outcome {
+				if q.Op == ssd.Write {
+					return lab.FailDone
+				}
+				return lab.Good
+			}
+			m.random(200, 1+r.rng.IntN(32))
+			r.dev.Fault = nil
+			m.crash()
+			m.reopen()
+		}
+		m.stop()
+		m.reopen()
+	}
+}

@@ -222,6 +222,9 @@ type found struct {
 	lost bool
 	// used: a segment written since the checkpoint refers to a value in the chunk. It is kept for doubtful chunks.
 	used bool
+	// named: a segment in the part of the key log that is replayed refers to a value in the chunk, whether it counts or
+	// not. It is kept after the use of a volatile device.
+	named bool
 	// vacant: the chunk belongs to the key log, was opened since the checkpoint, and has no segment.
 	vacant bool
 	// read: the header was read, and may have been lost.

@@ -81,6 +81,7 @@ func (m *Machine) scanSegments() {
 func (m *Machine) replaySegment(seg format.Segment, offset units.ExtentOffset) bool {
 	v := seg.Version()
 	m.noteObjects(seg)
+	m.noteNamed(seg)
 	if m.last = max(m.last, v); v < m.image.Version || v >= m.cut {
 		return true
 	}
@@ -207,11 +208,30 @@ func (m *Machine) markHeadlessDamaged() {
 	}
 }
 
-// freeVacant frees the chunks that the key log has opened in vain. A drive that fails may have written the header of
-// one free chunk after the other, and without any that is free there is no checkpoint.
+// noteNamed notes the chunks that a segment refers to, on a device that was volatile. After a loss of power another
+// opening may find fewer segments, and then values count that are obsolete now.
+func (m *Machine) noteNamed(seg format.Segment) {
+	if m.image.Super.VolatileFrom() == 0 {
+		return
+	}
+	for at, n := seg.First(), seg.Items(); n > 0; n-- {
+		it := seg.Item(at)
+		at += it.LengthBytes()
+		if place := it.ValueOffset(); it.ValueLen() > 0 && m.image.Pool.Contains(place) {
+			m.found[m.image.Pool.Of(place)].named = true
+		}
+	}
+}
+
+// freeVacant frees the chunks that the logs have opened in vain. A drive that fails may have written the header of one
+// free chunk after the other, and without any that is free there is no checkpoint.
 func (m *Machine) freeVacant() {
+	last := format.Summary(m.summary[:]).LastEpoch()
 	for i := range m.found {
-		if c := &m.image.Pool.Chunks[i]; m.found[i].vacant && c.Live == 0 {
+		c, f := &m.image.Pool.Chunks[i], &m.found[i]
+		values := c.Kind == format.ValueLog && c.State == space.Sealed && c.Epoch.N() > last && !f.named &&
+			m.image.Super.VolatileFrom() > 0
+		if (f.vacant || values) && c.Live == 0 {
 			*c = space.Chunk{Epoch: c.Epoch, State: space.Free}
 		}
 	}
