@@ -140,8 +140,36 @@ func TestTheScrubFindsDamagedValuesSideBySide(t *testing.T) {
 	}
 }
 
-// TestAnAuditFindsDamagedValuesBehindADamagedHeader: the scrub cannot know where the second one begins. It leaves the
-// chunk as damaged until the audit has ended, however often it comes by, and reads the chunk again afterwards.
+// TestTheScrubFindsADamagedValueBehindADamagedHeader: its own header says which key it is of. It is reported before an
+// audit finds the other one.
+func TestTheScrubFindsADamagedValueBehindADamagedHeader(t *testing.T) {
+	for _, harm := range []func(rec []byte){
+		func(rec []byte) { rec[4] ^= 1 }, // the magic
+		func(rec []byte) { rec[6] ^= 1 }, // a longer length
+		func(rec []byte) { clear(rec) },
+	} {
+		d, values := adjacentRig(t, 2)
+		harm(d.disk[values[0].offset:][:values[0].bytes])
+		d.disk[values[1].offset+200] ^= 4
+		d.s.SetScrubRate(8 << 20)
+		d.run()
+		d.wait(t, "the end of a pass", func() bool { return d.s.ScrubState().Passes == 1 })
+		found := slices.ContainsFunc(d.act.Damage, func(x Damage) bool {
+			return x.Offset == values[1].offset && x.Hash == format.HashKey(d.s.hashSeed, values[1].key)
+		})
+		if !found {
+			t.Errorf("the value is not reported: %+v", d.act.Damage)
+		}
+		for _, x := range d.act.Damage {
+			if x.LostBytes == 0 && x.Offset != values[0].offset && x.Offset != values[1].offset {
+				t.Errorf("%+v is reported, and is sound", x)
+			}
+		}
+	}
+}
+
+// TestAnAuditFindsDamagedValuesBehindADamagedHeader: the scrub does not know of which key the first one is. It leaves
+// the chunk as damaged until the audit has ended, however often it comes by, and reads the chunk again afterwards.
 func TestAnAuditFindsDamagedValuesBehindADamagedHeader(t *testing.T) {
 	for _, harm := range []struct {
 		name string

@@ -17,6 +17,10 @@ const maxSearchBytes = 128 << 10
 // not answer.
 const MaxUnreadable = 32
 
+// maxLookalikes is how many places that look like the header of a record are returned of a chunk, where it is not known
+// that a record begins there. A value that a host has chosen may look like many.
+const maxLookalikes = 64
+
 // searchStepBytes is how many bytes are checksummed in the time that it takes to see that a place is no record.
 const searchStepBytes = 32
 
@@ -57,6 +61,8 @@ type Walk struct {
 	follows format.ChunkOffset
 	// needsMore: the record at cursor has not been read completely.
 	needsMore bool
+	// lookalikes is how many records were returned that only look like one.
+	lookalikes int
 	// searched is how many bytes have been checksummed in vain in this call of Next, or the time for it.
 	searched int
 }
@@ -85,7 +91,8 @@ func (w *Walk) Ended() bool { return w.Passed() >= w.pool.End() }
 // Next returns the next record and its offset in the partition, or nil if there is none, at the moment or any more. The
 // record is a view of the walk's memory and may be used until Piece is called with idle. A damaged record is returned
 // with all bytes behind it, because its header, which has its length, may be wrong, too. If the header is right, a
-// damaged record right behind it is returned as well.
+// damaged record right behind it is returned as well. Otherwise whatever looks like the header of a value is, so that
+// the caller must know of each whether there is a record.
 //
 // hot: 0 allocs (for valid records)
 func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
@@ -117,6 +124,10 @@ func (w *Walk) Next() (rec []byte, offset units.ExtentOffset, sound bool) {
 			w.pass()
 			if w.searched += searchStepBytes; begins {
 				w.searched += n
+				if !w.Key && w.lookalikes < maxLookalikes {
+					w.lookalikes++
+					return rec, offset, false
+				}
 			}
 			if w.searched > maxSearchBytes {
 				w.Searching = true
