@@ -33,7 +33,7 @@ type read struct {
 	// failing: it is not known that the store has lost it.
 	failing bool
 	tried   uint8
-	// last: no other one can read it, and the store has been asked once more.
+	// last: no other one can read it, or another one has asked, and the store has been asked once more.
 	last bool
 	// early: the store was asked when nothing in a segment that has lost keys counted yet.
 	early bool
@@ -165,6 +165,12 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 		r.refuse(slot, Unavailable, out)
 		r.freeRead(slot)
 		r.fail(out)
+	case st == StoreUnreadable && q.from != NoPeer && (q.early || !r.isOrderly()):
+		r.refuse(slot, Unavailable, out)
+		r.freeRead(slot)
+	case st == StoreUnreadable && q.from != NoPeer && !q.last:
+		q.last = true // what was stored here since the loss may be nowhere else
+		r.fetch(slot, out)
 	case st == StoreUnreadable && q.from != NoPeer:
 		r.refuse(slot, Unreadable, out)
 		r.freeRead(slot)

@@ -31,6 +31,8 @@ type simLossy struct {
 	loses                          bool // the history has this at all
 	lostSegments, readAnew, healed int
 	healing                        [segments]uint64
+	// lostAgain: a member has lost again what was stored since all had lost a segment.
+	lostAgain bool
 	// writing is how many writes clients have under way.
 	writing int
 }
@@ -189,6 +191,10 @@ func (s *sim) storeAnew(k byte) {
 	s.after(200*ms, func() {
 		if !slices.ContainsFunc(s.ops[k], func(o linear.Operation) bool { return o.Value == value && o.End < s.now }) {
 			return
+		}
+		if !s.lostAgain && len(s.chain) > 1 && s.rng.IntN(4) == 0 { // then the others have it
+			s.lostAgain = true
+			s.lose(s.nodes[s.chain[s.rng.IntN(len(s.chain))]], segmentOf(int(k)))
 		}
 		for _, id := range s.chain {
 			s.open++

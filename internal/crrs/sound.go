@@ -11,7 +11,8 @@ import "math"
 // was stored last: while the member was filled, or by a repair, which copies into a part of the range.
 //
 // While others serve they are asked first, because they may have everything. When none can read it, the member asks its
-// store once more, and what was stored since the loss is read.
+// store once more, and what was stored since the loss is read. So it does for a member that asks: what was stored since
+// all have lost it, and lost by that one again, is nowhere else.
 
 // soundBits is the logarithm of the number of parts into which the range is divided to note where repairs have copied.
 const soundBits = 4

@@ -46,6 +46,43 @@ func TestWhatWasStoredSinceALossIsRead(t *testing.T) {
 	}
 }
 
+// TestWhatWasStoredSinceALossIsToldToOthers, which may have lost it again.
+func TestWhatWasStoredSinceALossIsToldToOthers(t *testing.T) {
+	for _, c := range []struct {
+		orderly, dirty bool
+		st             StoreStatus
+		want           Status
+	}{
+		{false, false, Done, Unavailable},
+		{true, false, Done, OK},
+		{true, false, Absent, NotFound},
+		{true, false, StoreUnreadable, Unreadable},
+		{true, false, StoreFailing, Unavailable},
+		{true, true, Done, Unavailable},
+	} {
+		var out Actions
+		r := newMiddle(&out)
+		if c.orderly {
+			r.Receive(1, &Message{Kind: Durable, Epoch: 2, Clock: 7}, &out)
+		}
+		r.Receive(3, &Message{Kind: Ship, Epoch: 2, Tag: 5, Key: Key{Len: 1}}, &out)
+		r.Fetched(out.Stores[0].Slot, StoreUnreadable, 0, 0, 0, &out)
+		if c.orderly {
+			if len(out.Stores) != 2 || out.Stores[0].Last || !out.Stores[1].Last || len(out.Sends) > 0 {
+				t.Fatalf("%+v: %+v", c, out)
+			}
+			if c.dirty {
+				r.Receive(1, &Message{Kind: Forward, Epoch: 2, Seq: 1, Op: Put, Version: 9, Key: Key{Len: 1}}, &out)
+				out.Sends = nil
+			}
+			r.Fetched(out.Stores[1].Slot, c.st, 8, 0, 0, &out)
+		}
+		if len(out.Sends) != 1 || out.Sends[0].Kind != Answer || out.Sends[0].Status != c.want || r.reads.N() != 0 {
+			t.Errorf("%+v: %+v", c, out.Sends)
+		}
+	}
+}
+
 // TestAConditionIsJudgedByWhatWasStoredSinceALoss when nobody has what was lost, also while that is known.
 func TestAConditionIsJudgedByWhatWasStoredSinceALoss(t *testing.T) {
 	for _, w := range []Write{{Conditional: true}, {Retry: true}, {Conditional: true, Retry: true}} {
