@@ -1,6 +1,9 @@
 package crrs
 
-import "testing"
+import (
+	"math"
+	"testing"
+)
 
 // TestWhatWasStoredSinceALossIsRead when no other member can read the key: the store is asked once more. While it may
 // still be given writes of an earlier epoch, the client is to try again.
@@ -43,6 +46,21 @@ func TestWhatWasStoredSinceALossIsRead(t *testing.T) {
 		if len(out.Replies) != 1 || out.Replies[0].Status != c.want || r.reads.N() != 0 {
 			t.Errorf("%+v: %+v", c, out.Replies)
 		}
+	}
+}
+
+// TestNothingIsSoundForAReadBeforeTheEpochIsOrderly: the store may have older writes for a while than were read. A
+// write of which the store decides has waited for those of its key.
+func TestNothingIsSoundForAReadBeforeTheEpochIsOrderly(t *testing.T) {
+	var out Actions
+	r := newMiddle(&out)
+	sound := func(op Op) uint64 { return r.Sound(&StoreOp{Op: op, Last: true}, 1<<40) }
+	if get, put := sound(Get), sound(Put); get != math.MaxUint64 || put == math.MaxUint64 {
+		t.Errorf("before: what is above %d counts for a Get, %d for a Put", get, put)
+	}
+	r.Receive(1, &Message{Kind: Durable, Epoch: 2, Clock: 7}, &out)
+	if get, put := sound(Get), sound(Put); get != put || get == math.MaxUint64 {
+		t.Errorf("then: what is above %d counts for a Get, %d for a Put", get, put)
 	}
 }
 

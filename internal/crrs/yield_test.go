@@ -43,6 +43,22 @@ func TestAChainHeadYieldsWhenItsWritesAreCommitted(t *testing.T) {
 	}
 }
 
+// TestAChainHeadThatDoesNotLeadHasNotYielded: without authority it does not know whether it still is the ChainHead.
+func TestAChainHeadThatDoesNotLeadHasNotYielded(t *testing.T) {
+	var out Actions
+	r := New(Config{Window: 8, Reads: 4, Bits: 64, Parts: 1})
+	r.SetRole(headOfTwo, &out)
+	r.Extend(50)
+	r.Advance(1)
+	r.Yield(100)
+	if !r.Yielded() {
+		t.Fatal("it has not yielded, without a write")
+	}
+	if r.Advance(50); r.Yielded() || !r.Yields() {
+		t.Errorf("without authority: yielded %t, yields %t", r.Yielded(), r.Yields())
+	}
+}
+
 // TestWritesGoOnWhenNoViewComes, at the time that was set, or when the ChainHead stays one in another view.
 func TestWritesGoOnWhenNoViewComes(t *testing.T) {
 	for name, end := range map[string]func(r *Replica, out *Actions){
