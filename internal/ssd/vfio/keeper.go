@@ -140,9 +140,9 @@ func (d *Device) tend(q *queue) error {
 	if err != nil {
 		return err
 	}
-	for _, place := range abort {
+	for _, cid := range abort {
 		var refused pcie.StatusError
-		if err := d.ctrl.Abort(q.ring, place); err != nil && !errors.As(err, &refused) {
+		if err := d.ctrl.Abort(q.ring, cid); err != nil && !errors.As(err, &refused) {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ type queue struct {
 	again    []part
 	done     fifo
 	bounces  *bounces
-	scratch  []int
+	scratch  []uint16 // of overdue
 }
 
 // request is one request from Submit until its completion is polled.
@@ -107,7 +107,7 @@ func newQueue(d *Device, s spare, depth int) *queue {
 	q := &queue{dev: d, event: d.fn.Vector(vector), vector: vector, mem: s, ring: s.ring, bounces: s.bounces,
 		epoch:    time.Now(),
 		requests: make([]request, depth), free: make([]int32, depth), commands: make([]command, s.ring.Places()),
-		again: make([]part, 0, s.ring.Places()), scratch: make([]int, 0, s.ring.Places())}
+		again: make([]part, 0, s.ring.Places()), scratch: make([]uint16, 0, s.ring.Places())}
 	for i := range q.free {
 		q.free[i] = int32(depth - 1 - i)
 	}
@@ -223,13 +223,13 @@ func (q *queue) nextPart(i int32) (p part, ok bool, err error) {
 			copy(q.bounces.memory(p.bounce), r.Buf[p.from:p.to])
 		}
 	case ssd.WriteZeroes:
-		most := d.props.MaxZeroes << d.shift
+		most := min(d.props.MaxZeroes, 1<<16<<d.shift)
 		if !d.props.WriteZeroes {
 			most = int64(min(zeroesBytes, d.props.MaxTransfer))
 		}
-		p.to = min(p.to, p.from+most)
+		p.to = min(p.to, p.from+max(most>>d.shift, 1)<<d.shift)
 	case ssd.Deallocate:
-		p.to = min(p.to, p.from+(1<<31)<<d.shift)
+		p.to = min(p.to, p.from+min(d.props.MaxRange, 1<<31)<<d.shift)
 	}
 	return p, true, nil
 }

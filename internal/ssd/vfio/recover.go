@@ -26,10 +26,10 @@ func (q *queue) lookIn() time.Duration {
 	return wait
 }
 
-// overdue returns the places of commands that are to be aborted, until the next call.
+// overdue returns the CIDs of commands that are to be aborted, until the next call.
 //
 // Errors: the controller has to be reset, because it lies, or has not ended commands in time that were aborted.
-func (q *queue) overdue() (abort []int, err error) {
+func (q *queue) overdue() (abort []uint16, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reap()
@@ -47,7 +47,7 @@ func (q *queue) overdue() (abort []int, err error) {
 		case !c.busy || took < q.dev.cfg.Timeout:
 		case !c.aborted:
 			c.aborted = true
-			abort = append(abort, i)
+			abort = append(abort, q.ring.CID(i))
 		case took >= q.dev.cfg.Timeout+q.dev.cfg.AbortTimeout:
 			return nil, fmt.Errorf("a command has not ended after %v, although it was aborted", took)
 		}

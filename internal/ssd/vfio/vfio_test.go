@@ -98,6 +98,8 @@ func TestConformance(t *testing.T) {
 	for name, cfg := range map[string]pcietest.Config{
 		"all":      {SGL: true, WriteZeroes: true, DSM: true, Shadows: true},
 		"least":    {MDTS: 1, Entries: 8},
+		"zeroes":   {MDTS: 4, WriteZeroes: true, WZSL: 2},
+		"older":    {MDTS: 3, WriteZeroes: true, DSM: true, WZSL: -1},
 		"4096":     {BlockShift: 12, MDTS: 5, DSM: true},
 		"a queue":  {Vectors: 2, WriteZeroes: true},
 		"no lists": {SGL: true, MDTS: 7},

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -32,9 +33,11 @@ type Properties struct {
 	Entries int
 	// SGL: data may be described by an SGL data block, whatever its length and alignment to 4.
 	SGL bool
-	// WriteZeroes and DSM: the commands are there. MaxZeroes is the most blocks of a Write Zeroes command.
+	// WriteZeroes and DSM: the commands are there. MaxZeroes bounds a Write Zeroes command in bytes, beside its 65,536
+	// blocks, and MaxRange a range of Dataset Management in blocks.
 	WriteZeroes, DSM bool
 	MaxZeroes        int64
+	MaxRange         int64
 	// VolatileCache: completed writes may be lost until a Flush.
 	VolatileCache bool
 	// AtomicBlocks is what a power loss does not tear, in blocks; at least 1.
@@ -273,8 +276,36 @@ func (c *Controller) identify() error {
 	}
 	id := nvme.IdentifyController(c.data[:nvme.IdentifySize])
 	c.shadowing = id.OACS()&nvme.OACSDoorbellBuffer != 0
-	c.props, err = MakeProperties(&id, c.cap)
-	return err
+	if c.props, err = MakeProperties(&id, c.cap); err != nil || !c.props.WriteZeroes && !c.props.DSM {
+		return err
+	}
+	err = c.Do(func(e *nvme.SQE) {
+		e.SetOpcode(nvme.AdminIdentify)
+		e.Identify().SetCNS(nvme.CNSControllerCSI)
+		e.Identify().SetCSI(nvme.CSINVM)
+		e.SetPRP1(c.dataAt)
+	}, nil)
+	var refused StatusError
+	switch {
+	case err == nil:
+		limits := nvme.IdentifyControllerNVM(c.data[:nvme.IdentifySize])
+		c.props.limit(&limits, c.cap)
+	case !errors.As(err, &refused):
+		return fmt.Errorf("identify controller of the NVM command set: %w", err)
+	}
+	return nil
+}
+
+// limit takes the limits of commands without data. A controller that does not state them, as those before NVMe 2.0,
+// may mean MDTS.
+func (p *Properties) limit(c *nvme.IdentifyControllerNVM, caps nvme.CAP) {
+	p.MaxZeroes, p.MaxRange = math.MaxInt64, math.MaxUint32
+	if z := c.WZSL(); z > 0 && z < 40 {
+		p.MaxZeroes = int64(4096) << caps.MPSMIN() << z
+	}
+	if n := c.DMRSL(); n > 0 {
+		p.MaxRange = int64(n)
+	}
 }
 
 // MakeProperties takes what Identify and the capabilities say of a controller.
@@ -288,11 +319,12 @@ func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, err
 	p := Properties{Model: id.MN(), Serial: id.SN(), Firmware: id.FR(), SGL: id.SGLS()&3 == nvme.SGLSSupported,
 		WriteZeroes: id.ONCS()&nvme.ONCSWriteZeroes != 0, DSM: id.ONCS()&nvme.ONCSDSM != 0,
 		VolatileCache: id.VWC()&nvme.VWCPresent != 0, AtomicBlocks: int(id.AWUPF()) + 1, MaxTransfer: maxTransfer,
-		MaxZeroes: 1 << 16}
+		MaxRange: math.MaxUint32}
 	least := 4096 << caps.MPSMIN()
 	if m := id.MDTS(); m > 0 && m < 32 && least<<m < maxTransfer {
 		p.MaxTransfer = least << m
 	}
+	p.MaxZeroes = int64(p.MaxTransfer)
 	p.Entries = 1 << (bits.Len(uint(min(int(caps.MQES())+1, MaxEntries))) - 1)
 	return p, nil
 }
@@ -553,13 +585,13 @@ func (c *Controller) deleteQueue(r *Ring, op uint8) error {
 	return nil
 }
 
-// Abort asks the controller to end a command. It may end, or not.
+// Abort asks the controller to end a command, by its CID. It may end, or not.
 //
 // Errors: as Do.
-func (c *Controller) Abort(r *Ring, place int) error {
+func (c *Controller) Abort(r *Ring, cid uint16) error {
 	return c.Do(func(e *nvme.SQE) {
 		e.SetOpcode(nvme.AdminAbort)
 		e.Abort().SetSQID(r.id)
-		e.Abort().SetCID(r.CID(place))
+		e.Abort().SetCID(cid)
 	}, nil)
 }

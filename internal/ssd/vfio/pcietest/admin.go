@@ -9,6 +9,9 @@ import (
 func (c *Controller) admin(e *nvme.SQE, cqe *nvme.CQE) (st nvme.Status, later bool) {
 	switch e.Opcode() {
 	case nvme.AdminIdentify:
+		if e.Identify().CNS() == nvme.CNSControllerCSI && c.cfg.WZSL < 0 {
+			return nvme.InvalidField | nvme.DNR, false
+		}
 		b := c.memory(e.PRP1(), nvme.IdentifySize)
 		if b == nil {
 			return nvme.DataTransferError, false
@@ -87,6 +90,11 @@ func (c *Controller) identify(e *nvme.SQE) []byte {
 		c.cfg.Identify(&ic, &ns)
 	}
 	switch e.Identify().CNS() {
+	case nvme.CNSControllerCSI:
+		var nvm nvme.IdentifyControllerNVM
+		nvm.SetWZSL(uint8(c.cfg.WZSL))
+		nvm.SetDMRSL(100)
+		return nvm[:]
 	case nvme.CNSController:
 		return ic[:]
 	case nvme.CNSNamespace:
@@ -97,4 +105,15 @@ func (c *Controller) identify(e *nvme.SQE) []byte {
 		return append([]byte{1}, make([]byte, nvme.IdentifySize-1)...)
 	}
 	return make([]byte, nvme.IdentifySize)
+}
+
+// zeroes is the most bytes of a Write Zeroes command; 0: there is no limit.
+func (c *Controller) zeroes() int {
+	switch {
+	case c.cfg.WZSL > 0:
+		return 4096 << c.cfg.WZSL
+	case c.cfg.WZSL < 0 && c.cfg.MDTS > 0:
+		return 4096 << c.cfg.MDTS
+	}
+	return 0
 }

@@ -20,6 +20,8 @@ type Config struct {
 	BlockShift uint8
 	// MDTS limits transfers to 4096 << MDTS bytes; 0: it does not.
 	MDTS uint8
+	// WZSL limits Write Zeroes to 4096 << WZSL bytes, 0: it does not; negative: it does not say, and means MDTS.
+	WZSL int
 	// SGL, WriteZeroes, DSM and Shadows are what it can do.
 	SGL, WriteZeroes, DSM, Shadows bool
 	// Entries is the greatest length of a queue, 0: 1024. Vectors is how many interrupts it has, 0: 9.
@@ -438,6 +440,9 @@ func (c *Controller) carryOut(qid uint16, e *nvme.SQE, cqe *nvme.CQE) (st nvme.S
 		return c.transfer(e, at, e.Opcode() == nvme.CmdRead), false
 	case nvme.CmdWriteZeroes:
 		if c.cfg.WriteZeroes {
+			if most := c.zeroes(); most > 0 && int(n) > most {
+				c.stray("%d bytes of zeroes, at most %d", n, most)
+			}
 			clear(at)
 			return nvme.Success, false
 		}
@@ -453,6 +458,9 @@ func (c *Controller) deallocate(e *nvme.SQE) nvme.Status {
 	r := nvme.DSMRange(b)
 	first, ok1 := r.SLBA().Offset(c.cfg.BlockShift)
 	n, ok2 := r.NLB().Bytes(c.cfg.BlockShift)
+	if c.cfg.WZSL >= 0 && r.NLB() > 100 {
+		c.stray("a range of %d blocks, at most 100", r.NLB())
+	}
 	if !ok1 || !ok2 || int64(first)+int64(n) > int64(len(c.disk)) {
 		return nvme.LBAOutOfRange | nvme.DNR
 	}
