@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/ssd/ssdtest"
 	"jbofd/internal/ssd/vfio"
 	"jbofd/internal/ssd/vfio/pcietest"
+	"jbofd/internal/units"
 )
 
 var seedFlag = flag.Uint64("seed", 0, "the random tests' seed; 0: a new one")
@@ -180,10 +181,13 @@ func TestDoorbellsOfABatch(t *testing.T) {
 			if n := r.ctrl.Counts().Doorbells - before; n > rounds+polls {
 				t.Errorf("%d writes to doorbells for %d batches and %d polls", n, rounds, polls)
 			}
+			// Whatever the last queue has left, another one of its number is served.
+			for range 5 {
+				ssdtest.Read(t, q, 0, 512)
+			}
 			if err := q.Close(); err != nil {
 				t.Fatal(err)
 			}
-			// Whatever the last queue has left, another one of its number is served.
 			q = r.queue(depth)
 			for range 3 {
 				ssdtest.Read(t, q, 0, 512)
@@ -417,6 +421,59 @@ func TestAControllerThatLies(t *testing.T) {
 		r.ctrl.Intercept(nil)
 		if slices.Contains(r.ctrl.Counts().Strays, "") {
 			t.Error("a stray access")
+		}
+	}
+}
+
+// A request fails if one of its parts does, whatever becomes of the others.
+func TestAPartThatFails(t *testing.T) {
+	for _, bad := range []units.LBA{0, 16, 32} {
+		r := newRig(t, pcietest.Config{MDTS: 1}, vfio.Config{})
+		q := r.queue(2)
+		r.ctrl.Intercept(func(id uint16, e *nvme.SQE) (a pcietest.Answer) {
+			if id != 0 && e.SLBA() == bad {
+				a.Status = nvme.UnrecoveredReadError | nvme.DNR
+			}
+			return a
+		})
+		err := ssdtest.Do(t, q, ssd.Request{Op: ssd.Read, Len: 24 << 10, Buf: r.buffer(24 << 10)})
+		r.ctrl.Intercept(nil)
+		if !errors.Is(err, ssd.ErrMedia) {
+			t.Errorf("the part at block %d fails, and the request ends with %v", bad, err)
+		}
+		ssdtest.Read(t, q, 0, 24<<10)
+	}
+}
+
+// Each flag of a request is one of its commands, and none is added.
+func TestFlagsOfCommands(t *testing.T) {
+	r := newRig(t, pcietest.Config{MDTS: 1, WriteZeroes: true}, vfio.Config{})
+	q := r.queue(2)
+	b := r.buffer(32 << 10)
+	for op, unmap := range map[ssd.Op]ssd.Flags{ssd.Read: 0, ssd.Write: 0, ssd.WriteZeroes: ssd.Unmap} {
+		for _, flags := range []ssd.Flags{0, ssd.FUA, unmap, ssd.FUA | unmap} {
+			var want, wrong uint32
+			if flags&ssd.FUA != 0 {
+				want |= nvme.CDW12FUA
+			}
+			if flags&ssd.Unmap != 0 {
+				want |= nvme.CDW12Deallocate
+			}
+			commands := 0
+			r.ctrl.Intercept(func(id uint16, e *nvme.SQE) pcietest.Answer {
+				if id != 0 {
+					commands++
+					wrong |= e.CDW(12)&^0xffff ^ want
+				}
+				return pcietest.Answer{}
+			})
+			if err := ssdtest.Do(t, q, ssd.Request{Op: op, Flags: flags, Len: 32 << 10, Buf: b}); err != nil {
+				t.Error(err)
+			}
+			r.ctrl.Intercept(nil)
+			if wrong != 0 || commands == 0 {
+				t.Errorf("%v with flags %b: bits %#x of CDW12 are wrong in %d commands", op, flags, wrong, commands)
+			}
 		}
 	}
 }
