@@ -35,6 +35,8 @@ type avoided struct {
 	// Damaged. It is tried again when there is no other to choose, because the drive may be able to read it by then:
 	// from dueNS on, or lastChoiceNS after the last failure if something waits for space.
 	damaged bool
+	// reported: what is lost of it was, when it was damaged first.
+	reported bool
 }
 
 // avoidedEntry returns the entry of a chunk that could not be emptied, and counts the try.
@@ -87,12 +89,13 @@ func (s *Store) avoid(chunk format.ChunkNumber) {
 	}
 }
 
-// avoidDamaged notes that a chunk is damaged because blocks could not be read, and returns after how many tries.
-func (s *Store) avoidDamaged(chunk format.ChunkNumber) (tries int) {
+// avoidDamaged notes that a chunk is damaged because blocks could not be read, and reports whether it was for the first
+// time. It may have been avoided before, when so much could not be read that nothing was known to be damaged.
+func (s *Store) avoidDamaged(chunk format.ChunkNumber) (first bool) {
 	a := s.avoidedEntry(chunk)
 	a.dueNS = s.now + avoidNS<<min(a.tries, 14) // half an hour in the end: the blocks may be lost
-	a.damaged = true
-	return a.tries
+	first, a.damaged, a.reported = !a.reported, true, true
+	return first
 }
 
 // isDamaged reports whether an entry is that of a chunk that is still damaged, and may be tried again.

@@ -159,3 +159,44 @@ func TestAnOpenChunkThatIsTooShortIsEmptied(t *testing.T) {
 		}
 	}
 }
+
+// TestAChunkThatWasAvoidedFirstIsReportedWhenItIsDamaged: at the first try more blocks than a walk takes could not be
+// read, so that it was avoided and nothing was reported. At the second one just one cannot be read.
+func TestAChunkThatWasAvoidedFirstIsReportedWhenItIsDamaged(t *testing.T) {
+	s, _, keys := damagedStore(t)
+	s.compact.avoided = [16]avoided{}
+	s.pool.Reseal(keys)
+	s.audit.wanted, s.audit.hoards, s.out.Damage = false, false, nil
+	empty := func(end func(sl *slot)) {
+		sl := &s.compact.slots[0]
+		s.pool.Chunks[keys].State = space.Victim
+		sl.Begin(keys)
+		sl.busy = true
+		s.compact.keys++
+		end(sl)
+		s.victimDone(sl)
+	}
+	empty(func(sl *slot) { sl.Failed = true })
+	s.now += 1e9
+	s.forgive()
+	empty(func(sl *slot) {
+		for !sl.Ended() {
+			if _, buf := sl.Piece(true); buf != nil {
+				sl.Read(true)
+			}
+			for {
+				if rec, _, _ := sl.Next(); rec == nil && !sl.Searching {
+					break
+				}
+			}
+		}
+		sl.Unreadable = 1
+	})
+	if s.pool.Chunks[keys].State != space.Damaged {
+		t.Fatal("the chunk is not damaged")
+	}
+	if len(s.out.Damage) == 0 || !s.audit.wanted || !s.audit.hoards {
+		t.Errorf("a chunk is damaged, and %d damages were reported; an audit is wanted: %v, and hoards: %v",
+			len(s.out.Damage), s.audit.wanted, s.audit.hoards)
+	}
+}

@@ -367,7 +367,7 @@ func (s *Store) victimDone(sl *slot) {
 		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
 		s.pool.SetDamaged(sl.Chunk)
 		s.bad.damaged = true
-		if sl.Unreadable > 0 && s.avoidDamaged(sl.Chunk) > 1 {
+		if sl.Unreadable > 0 && !s.avoidDamaged(sl.Chunk) {
 			return // what is lost was reported the first time
 		}
 		s.audit.wanted, s.audit.hoards = true, true
