@@ -39,7 +39,7 @@ func (g *rig) spread() bool {
 	for _, n := range led {
 		least, most = min(least, n), max(most, n)
 	}
-	return full == len(g.view.Chains) && most-least <= 1
+	return full == testRanges && most-least <= 1
 }
 
 // TestANodeThatWasAwayLeadsItsShareAgain, while keys are written, and nothing that was acknowledged is lost.
