@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"jbofd/internal/eventfd"
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/vfio/pcie"
@@ -22,7 +23,7 @@ import (
 // A request is in unsent until its last part is sent. A command that is to be sent again is in again.
 type queue struct {
 	dev    *Device
-	event  *pcie.Event
+	event  *eventfd.Event
 	vector int
 	mem    spare
 	epoch  time.Time

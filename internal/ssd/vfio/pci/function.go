@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"jbofd/internal/eventfd"
 	"jbofd/internal/ssd/vfio/pcie"
 )
 
@@ -43,8 +44,8 @@ type Function struct {
 
 	// bar are the registers; nil: revoked. One goroutine changes it, when nobody else uses it.
 	bar     pcie.MMIO
-	vectors []*pcie.Event
-	removed *pcie.Event
+	vectors []*eventfd.Event
+	removed *eventfd.Event
 
 	mu     sync.Mutex
 	next   uint64 // the next address for Map
@@ -174,7 +175,7 @@ func (f *Function) openInterrupts() error {
 	}
 	fds := make([]int, 0, n)
 	for range n {
-		e, err := pcie.NewEvent()
+		e, err := eventfd.New()
 		if err != nil {
 			return err
 		}
@@ -184,7 +185,7 @@ func (f *Function) openInterrupts() error {
 	if err := setIRQs(f.device, irqMSIX, fds); err != nil {
 		return fmt.Errorf("MSI-X: %w", err)
 	}
-	if f.removed, err = pcie.NewEvent(); err != nil {
+	if f.removed, err = eventfd.New(); err != nil {
 		return err
 	}
 	if err := setIRQs(f.device, irqRequest, []int{f.removed.FD()}); err != nil {
@@ -237,10 +238,10 @@ func (f *Function) Map(memory []byte) (uint64, error) {
 func (f *Function) Vectors() int { return len(f.vectors) }
 
 // Vector implements pcie.Function.
-func (f *Function) Vector(i int) *pcie.Event { return f.vectors[i] }
+func (f *Function) Vector(i int) *eventfd.Event { return f.vectors[i] }
 
 // Removed implements pcie.Function.
-func (f *Function) Removed() *pcie.Event { return f.removed }
+func (f *Function) Removed() *eventfd.Event { return f.removed }
 
 // Reset implements pcie.Function.
 func (f *Function) Reset() error {

@@ -12,7 +12,11 @@
 // the Function has mapped for it.
 package pcie
 
-import "errors"
+import (
+	"errors"
+
+	"jbofd/internal/eventfd"
+)
 
 // Registers are those of BAR 0. Offsets are multiples of 4.
 type Registers interface {
@@ -32,9 +36,9 @@ type Function interface {
 	// Vectors is how many interrupts there are, at least 1.
 	Vectors() int
 	// Vector is the event that an interrupt signals.
-	Vector(i int) *Event
+	Vector(i int) *eventfd.Event
 	// Removed is an event that says that the device is to be given up, because somebody removes it.
-	Removed() *Event
+	Removed() *eventfd.Event
 	// Reset resets the function, whatever state its controller is in.
 	//
 	// Errors: it cannot be reset.

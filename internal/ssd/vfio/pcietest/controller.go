@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"sync"
 
+	"jbofd/internal/eventfd"
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd/vfio/pcie"
 )
@@ -30,11 +31,13 @@ type Config struct {
 	Identify func(c *nvme.IdentifyController, n *nvme.IdentifyNamespace)
 }
 
+var _ pcie.Function = (*Controller)(nil)
+
 // Controller implements pcie.Function.
 type Controller struct {
 	cfg     Config
-	vectors []*pcie.Event
-	removed *pcie.Event
+	vectors []*eventfd.Event
+	removed *eventfd.Event
 	kick    chan struct{}
 	ended   chan struct{}
 
@@ -102,7 +105,7 @@ func New(cfg Config) (*Controller, error) {
 		disk: make([]byte, cfg.SizeBytes), regs: map[int]uint32{}, nextAt: 1 << 32, queues: map[uint16]*queue{},
 		rung: map[uint16]bool{}, commands: map[uint8]int{}}
 	for range cfg.Vectors + 1 {
-		e, err := pcie.NewEvent()
+		e, err := eventfd.New()
 		if err != nil {
 			return nil, err
 		}
@@ -254,10 +257,10 @@ func (c *Controller) Map(memory []byte) (uint64, error) {
 func (c *Controller) Vectors() int { return len(c.vectors) }
 
 // Vector implements pcie.Function.
-func (c *Controller) Vector(i int) *pcie.Event { return c.vectors[i] }
+func (c *Controller) Vector(i int) *eventfd.Event { return c.vectors[i] }
 
 // Removed implements pcie.Function.
-func (c *Controller) Removed() *pcie.Event { return c.removed }
+func (c *Controller) Removed() *eventfd.Event { return c.removed }
 
 // Reset implements pcie.Function.
 func (c *Controller) Reset() error {

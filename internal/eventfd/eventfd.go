@@ -1,17 +1,19 @@
-package pcie
+// Package eventfd has events that the kernel, a device or any goroutine signals, and for which a goroutine waits
+// without a thread of its own.
+package eventfd
 
 import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Event is an eventfd for which one goroutine waits, without a thread of its own. Any goroutine and the kernel may
-// signal it.
+// Event is an eventfd. One goroutine at a time waits for it; any goroutine and the kernel may signal it.
 type Event struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -19,12 +21,13 @@ type Event struct {
 	fd   int
 	// limited: a deadline is set on file.
 	limited bool
+	calls   atomic.Int64
 }
 
-// NewEvent makes one that is not signalled.
+// New makes an event that is not signalled.
 //
 // Errors: the system's, such as EMFILE.
-func NewEvent() (*Event, error) {
+func New() (*Event, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("eventfd: %w", err)
@@ -35,6 +38,7 @@ func NewEvent() (*Event, error) {
 	}
 	var count [8]byte
 	e.read = func(fd uintptr) bool {
+		e.calls.Add(1)
 		_, err := unix.Read(int(fd), count[:])
 		return err != unix.EAGAIN
 	}
@@ -48,9 +52,12 @@ func (e *Event) FD() int { return e.fd }
 var one = [8]byte{1}
 
 // Signal ends the Wait that is under way, or the next one.
+//
+// hot: 0 allocs
 func (e *Event) Signal() {
+	e.calls.Add(1)
 	if _, err := e.file.Write(one[:]); err != nil && !errors.Is(err, os.ErrClosed) && !errors.Is(err, unix.EAGAIN) {
-		panic("invariant broken: pcie: eventfd: " + err.Error())
+		panic("invariant broken: eventfd: " + err.Error())
 	}
 }
 
@@ -68,5 +75,9 @@ func (e *Event) Wait(until time.Time) bool {
 	return !errors.Is(e.raw.Read(e.read), os.ErrDeadlineExceeded)
 }
 
-// Close ends a Wait.
+// Calls is how many reads and writes of the event there were: the system calls of its users, beside those of the Go
+// runtime's poller.
+func (e *Event) Calls() int64 { return e.calls.Load() }
+
+// Close ends a Wait, and those that follow.
 func (e *Event) Close() error { return e.file.Close() }
