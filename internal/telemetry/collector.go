@@ -64,7 +64,8 @@ var (
 		"serial")
 	ssdUp       = gauge("jbof_ssd_up", "1 while the drive can serve, else 0.", "ssd")
 	ssdFallback = gauge("jbof_ssd_io_fallback", "1 while the drive uses a slower I/O path than configured or "+
-		"possible: io_uring was refused, or memory could not be registered; else 0.", "ssd")
+		"possible: io_uring was refused or the file system is not fit for it, or memory could not be registered; "+
+		"else 0.", "ssd")
 	ssdCapacity = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
 	ssdNow      = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
 	ssdQueued   = gauge("jbof_ssd_io_queued", "Commands that wait in the pipeline before the drive.", "ssd")

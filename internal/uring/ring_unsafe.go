@@ -109,6 +109,15 @@ func (r *Ring) RegisterFile(fd int) error {
 	return register(r.fd, registerFiles, unsafe.Pointer(&v), 1)
 }
 
+// raiseWorkers lets each thread that submits to the ring have maxWorkers kernel threads for requests that wait, as far
+// as RLIMIT_NPROC allows it. They are made when they are needed, and end when they have been idle for 5 s.
+//
+// A thread that has submitted to other rings before keeps what it got from the first of them. So every ring raises.
+func (r *Ring) raiseWorkers() error {
+	arg := [2]uint32{maxWorkers, 0} // those for files and block devices; the others as they are
+	return register(r.fd, registerMaxWorkers, unsafe.Pointer(&arg), 2)
+}
+
 // RegisterSparse makes a table of n buffers, all empty; n <= MaxBuffers.
 func (r *Ring) RegisterSparse(n int) error {
 	arg := rsrcRegister{nr: uint32(n), flags: rsrcRegisterSparse}

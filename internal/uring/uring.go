@@ -16,6 +16,14 @@
 // flight when the thread ends; Go ends threads only for goroutines that exit
 // while locked to theirs, so such a goroutine must not submit.
 //
+// # Requests that wait
+//
+// What the kernel cannot begin without waiting, such as a write for which the file system allocates space, or a request
+// for a block device whose queue is full, it hands to threads of its own (io-wq). Each thread that submits has a pool
+// of them for all rings, by default of four for each processor. So the requests of a device that hangs would soon have
+// all of them. New lets the threads have more. A file must support RWF_NOWAIT: otherwise the kernel may begin a request
+// although it waits, and whoever submits hangs.
+//
 // # Waiting
 //
 // Three ways to wait for a completion were measured from Go; see Ring.Wait,
@@ -38,7 +46,6 @@ var ErrUnavailable = errors.New("io_uring is not available")
 // Opcodes. Source: include/uapi/linux/io_uring.h, enum io_uring_op.
 const (
 	opNop        = 0
-	opFsync      = 3
 	opReadFixed  = 4
 	opWriteFixed = 5
 	opRead       = 22
@@ -62,8 +69,6 @@ const (
 
 	sqeFixedFile = 1 << 0
 
-	fsyncDatasync = 1 << 0
-
 	cqEventfdDisabled = 1 << 0
 
 	unregisterBuffers     = 1
@@ -72,7 +77,12 @@ const (
 	registerEventfd       = 4
 	registerBuffers2      = 15
 	registerBuffersUpdate = 16
+	registerMaxWorkers    = 19
 	rsrcRegisterSparse    = 1 << 0
+
+	// maxWorkers is how many requests of all devices may wait in the kernel, each in a thread, before the devices get
+	// into each other's way. More are outstanding only with more than sixteen drives and the longest queues.
+	maxWorkers = 16 * 4096
 
 	// MaxBuffers is the kernel's bound on a table of registered buffers
 	// (IORING_MAX_REG_BUFFERS).
@@ -187,6 +197,9 @@ func New(entries int) (*Ring, error) {
 	if err := r.mapRings(&p); err != nil {
 		return nil, errors.Join(fmt.Errorf("io_uring mmap: %w", err), r.Close())
 	}
+	if err := r.raiseWorkers(); err != nil {
+		return nil, errors.Join(fmt.Errorf("more kernel threads for io_uring: %w", err), r.Close())
+	}
 	return r, nil
 }
 
@@ -297,11 +310,6 @@ func (s *SQE) PrepRead(fd int, b []byte, off int64) {
 // PrepWrite prepares a write of b with RWF_… flags; b as in PrepRead.
 func (s *SQE) PrepWrite(fd int, b []byte, off int64, rwf uint32) {
 	s.opcode, s.fd, s.addr, s.len, s.off, s.opFlags = opWrite, int32(fd), address(b), uint32(len(b)), uint64(off), rwf
-}
-
-// PrepFsync prepares an fdatasync.
-func (s *SQE) PrepFsync(fd int) {
-	s.opcode, s.fd, s.opFlags = opFsync, int32(fd), fsyncDatasync
 }
 
 // UseBuffer says that the entry's memory lies in registered buffer index.

@@ -16,6 +16,7 @@ import (
 	"jbofd/internal/admin"
 	"jbofd/internal/buildtags"
 	"jbofd/internal/testutil/etcdproc"
+	"jbofd/internal/testutil/images"
 	"jbofd/internal/testutil/loopback"
 )
 
@@ -87,7 +88,9 @@ type box struct {
 	// away is layout.away.
 	away time.Duration
 	// images has its drives, nil: they are in dir.
-	images *images
+	images *images.Images
+	// paths are those of its drives.
+	paths [2]string
 }
 
 // boxes are the nodes of a cluster.
@@ -101,8 +104,10 @@ type layout struct {
 	ranges int
 	// memory: drives are in memory, not files. second: each node has two, with a partition each.
 	memory, second bool
-	// images: the drives can be made silent or slow, or fail.
+	// images: the drives can be made silent or slow, or fail. Those of the first block nodes are block devices, to
+	// which I/O is done with io_uring; the others are files, which have threads.
 	images bool
+	block  int
 	// away is cluster.away; 0: the default.
 	away time.Duration
 	// hosts are the addresses of the nodes, and at their networks; nil: addresses and network of the test.
@@ -149,8 +154,9 @@ func startBoxes(t testing.TB, l layout) boxes {
 			t.Fatal(err)
 		}
 		t.Cleanup(b.end)
+		b.paths = [2]string{filepath.Join(b.dir, "ssd0.img"), filepath.Join(b.dir, "ssd1.img")}
 		if l.images {
-			b.images = newImages(t, b.dir, 256<<20, "ssd0.img", "ssd1.img")
+			b.makeImages(i < l.block)
 		}
 		members += fmt.Sprintf("    - {name: %s, address: \"%s:4430\", target: \"tcp://%[2]s:4420\"}\n", b.name, b.host)
 		all = append(all, b)
@@ -174,11 +180,10 @@ func startBoxes(t testing.TB, l layout) boxes {
 // configure writes the configuration.
 func (b *box) configure() {
 	b.t.Helper()
-	dir, engine := b.dir, "auto"
-	if b.images != nil { // with io_uring the kernel may block whoever submits, and with it the whole node
-		dir, engine = b.images.path, "threads"
+	drive := "path: " + b.paths[0] + b.drive
+	if !strings.HasPrefix(b.paths[0], "/dev/") {
+		drive += ", size: 256MiB, create: true"
 	}
-	drive := fmt.Sprintf("path: %s/ssd0.img, engine: %s, size: 256MiB, create: true%s", dir, engine, b.drive)
 	if b.memory {
 		drive = "backend: mem, size: 1GiB"
 	}
@@ -186,7 +191,7 @@ func (b *box) configure() {
 	drive = "{name: ssd0, " + drive + "}"
 	if b.second {
 		space += strings.NewReplacer("nsid: 2", "nsid: 3", "ssd0", "ssd1").Replace(", " + space)
-		drive += strings.ReplaceAll(", "+drive, "ssd0", "ssd1")
+		drive += strings.NewReplacer(b.paths[0], b.paths[1], "ssd0", "ssd1").Replace(", " + drive)
 	}
 	away := ""
 	if b.away > 0 {

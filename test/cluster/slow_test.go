@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"jbofd/internal/buildtags"
+	"jbofd/internal/testutil/images"
 )
 
 // logged counts lines of the log of a node that have a text.
@@ -32,17 +33,38 @@ func (b *box) says(what string, times int) {
 	})
 }
 
+// makeImages gives the drives of a node to a file system in user space, as block devices in front of it if block is set
+// and there are any.
+func (b *box) makeImages(block bool) {
+	b.images = images.New(b.t, b.dir, 256<<20, "ssd0.img", "ssd1.img")
+	for i := range b.paths {
+		b.paths[i] = b.images.Path(i)
+		if !block {
+			continue
+		}
+		dev, err := b.images.Block(i)
+		if err != nil {
+			b.t.Logf("the drives of %s are files: %v", b.name, err)
+			return
+		}
+		b.paths[i] = dev
+	}
+}
+
 // drivesTest starts a cluster whose drives can be made silent or slow, or fail. With a second drive in each node,
 // others take the place of one that fails for 3 s.
 func drivesTest(t *testing.T, second bool) (boxes, *rand.Rand) {
 	if err := (*namespace)(nil).ip("link set lo up"); err != nil {
 		t.Skipf("no network for the nodes: %v", err)
 	}
-	l := layout{nodes: 3, copies: 3, images: true, second: second}
+	l := layout{nodes: 3, copies: 3, images: true, block: 1, second: second}
 	if second {
 		l.away = 3 * time.Second
 	}
 	all := startBoxes(t, l)
+	for _, b := range all {
+		t.Logf("%s: %s, io_uring is used for %d drives", b.name, b.paths[0], b.logged("engine=io_uring"))
+	}
 	return all, rand.New(rand.NewPCG(newSeed(t), 0))
 }
 
@@ -61,11 +83,10 @@ func TestASilentDriveOfANode(t *testing.T) {
 	l := startLoad(t, all, 6)
 	l.allWritten()
 	r := l.startReader()
-	for range few(all, 2) {
-		b := all[rng.IntN(len(all))]
+	for _, b := range few(boxes{all[0], all[1+rng.IntN(2)]}, 2) {
 		silent := b.logged(silentLine)
 		reads, writes := r.pause(), l.allWritten()
-		b.images.silence(0)
+		b.images.Silence(0)
 		without := l.allWritten()
 		b.says(silentLine, silent+1)
 		readsWithout := r.pause()
@@ -73,14 +94,14 @@ func TestASilentDriveOfANode(t *testing.T) {
 			l.allWritten()
 		}
 		later, laterReads := l.allWritten(), r.pause()
-		b.images.answer(0)
+		b.images.Answer(0)
 		begin := time.Now()
 		b.says(answersLine, silent+1)
 		all.full()
 		filled := time.Since(begin)
-		t.Logf("the drive of %s: before, all keys are written within %v, and a read takes %v at most; silent, %v "+
-			"and %v; without it, %v and %v; filled %v after it answers, and then %v and %v", b.name, writes, reads,
-			without, readsWithout, later, laterReads, filled.Round(time.Millisecond), l.allWritten(), r.pause())
+		t.Logf("the drive %s of %s: before, all keys are written within %v, and a read takes %v at most; silent, %v "+
+			"and %v; without it, %v and %v; filled %v after it answers, and then %v and %v", b.paths[0], b.name, writes,
+			reads, without, readsWithout, later, laterReads, filled.Round(time.Millisecond), l.allWritten(), r.pause())
 		if without < 5*time.Second || without > 12*time.Second && !buildtags.Race {
 			t.Errorf("writes go on %v after the drive is silent, want 7 to 9 s", without)
 		}
@@ -112,9 +133,9 @@ func TestASlowDriveOfANode(t *testing.T) {
 		return n
 	}
 	before := lost()
-	b.images.slow(drive, 6*time.Second)
+	b.images.Slow(drive, 6*time.Second)
 	time.Sleep(20 * time.Second)
-	b.images.answer(drive)
+	b.images.Answer(drive)
 	l.allWritten()
 	all.full()
 	if n := lost() - before; n > 0 {
@@ -131,7 +152,7 @@ func failsForLong(all boxes, rng *rand.Rand, l *load) {
 	b, drive := all[rng.IntN(len(all))], rng.IntN(2)
 	id := all.partitionsOf(b)[drive]
 	begin := time.Now()
-	b.images.fail(drive)
+	b.images.Fail(drive)
 	all.eventually("others have the ranges of a drive that fails", func() error {
 		if n := all.replicasOf(id); n > 0 {
 			return fmt.Errorf("it has %d replicas", n)
@@ -140,7 +161,7 @@ func failsForLong(all boxes, rng *rand.Rand, l *load) {
 	})
 	without := time.Since(begin)
 	l.allWritten()
-	b.images.answer(drive)
+	b.images.Answer(drive)
 	begin = time.Now()
 	all.eventually("the drive has its share of the ranges again", func() error {
 		if n := all.replicasOf(id); n == 0 {

@@ -81,7 +81,6 @@ func (j *journal) check(t *testing.T, n *client.Namespace, first int) {
 func TestNothingDurableIsLost(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
-	d.workers = 8
 	rng := random(t)
 	const workers, sectors = 6, 1024
 	var wg sync.WaitGroup
@@ -281,7 +280,6 @@ func TestAFullFileSystem(t *testing.T) {
 		ssds: `  - {name: ssd0, backend: file, path: "@DIR@/small/ssd0.img", size: 64MiB, create: true}
   - {name: ssd1, backend: mem, size: 64MiB}
 `})
-	d.workers = 8
 	small := filepath.Join(d.dir, "small")
 	if err := os.Mkdir(small, 0o700); err != nil {
 		t.Fatal(err)

@@ -465,7 +465,6 @@ func TestALiveScrapeIsClean(t *testing.T) {
 func TestReloadsUnderLoad(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: fileSSD, subsystems: openSubsystem})
-	d.workers = 8
 	good := startVictim(t, d, d.options(hostA, nqnA), 4)
 	c := d.connect(d.options(hostB, nqnA))
 	more := setup{ssds: fileSSD,

@@ -34,7 +34,7 @@ const (
 func TestDataIsKept(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
-	d.laneBytes, d.workers = 3*4*128<<10, 24
+	d.laneBytes = 3 * 4 * 128 << 10
 	for _, digests := range []bool{false, true} {
 		if digests && *rdmaIP != "" {
 			continue // the fabric has its own checksums
@@ -142,7 +142,7 @@ func TestDataIsKept(t *testing.T) {
 func TestCompareAndWriteLosesNoUpdate(t *testing.T) {
 	t.Parallel()
 	d := start(t, setup{ssds: dataSSDs, subsystems: dataSubsystem})
-	d.laneBytes, d.workers = 3*4*128<<10, 24
+	d.laneBytes = 3 * 4 * 128 << 10
 	for _, x := range []struct {
 		nsid uint32
 		size int

@@ -140,15 +140,14 @@ type daemon struct {
 	base   resources
 	// laneBytes is scratch memory that drives keep after the first Compare or Verify.
 	laneBytes int64
-	// workers is the number of threads that a file drive may keep for operations that io_uring does not support.
-	workers float64
 	// prefix is a command that runs the daemon.
 	prefix []string
 }
 
-// resources counts the resources that a daemon holds.
+// resources counts the resources that a daemon holds. Workers of drives on files, which their requests start and which
+// end with the drive, are not among the goroutines: how many there are depends on which requests came at one time.
 type resources struct {
-	connections, buffers, goroutines, fds float64
+	connections, buffers, goroutines, workers, fds float64
 }
 
 // start runs a daemon until the test ends, and then checks that it has released all resources.
@@ -371,12 +370,12 @@ func (d *daemon) quiet() {
 	ok := func() bool {
 		r = d.resources()
 		return r.connections == 0 && r.buffers <= d.base.buffers+float64(d.laneBytes) &&
-			r.goroutines <= d.base.goroutines+d.workers && r.fds <= d.base.fds
+			r.goroutines <= d.base.goroutines && r.workers <= d.mostWorkers() && r.fds <= d.base.fds
 	}
 	deadline := time.Now().Add(wait)
 	for tick := time.NewTicker(20 * time.Millisecond); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
-			_, stacks := d.goroutines()
+			_, _, stacks := d.goroutines()
 			d.t.Errorf("with all hosts gone the daemon holds %+v, at its start %+v (and %d bytes of scratch memory): "+
 				"a leak\n%s", r, d.base, d.laneBytes, stacks)
 			return
@@ -411,9 +410,15 @@ func (d *daemon) reload(s setup) (ok bool) {
 func (d *daemon) resources() resources {
 	d.t.Helper()
 	f := d.scrape()
-	n, _ := d.goroutines()
-	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n,
+	n, workers, _ := d.goroutines()
+	return resources{sum(f["jbof_connections"]), sum(f["jbof_buffer_pool_bytes"], "state", "used"), n, workers,
 		sum(f["process_open_fds"])}
+}
+
+// mostWorkers is how many workers the drives on files have at most.
+func (d *daemon) mostWorkers() float64 {
+	f := d.scrape()["jbof_ssd_info"]
+	return 4*sum(f, "engine", "io_uring") + 16*sum(f, "engine", "threads")
 }
 
 // options returns the options with which the Go host connects to the daemon's listener.

@@ -247,7 +247,7 @@ func TestHostsThatVanishWithCommandsUnderWayLeaveNothing(t *testing.T) {
 		subsystems: strings.Replace(openSubsystem, "64MiB", "32MiB", 1) + hostileSubsystem,
 		limits:     "buffers: 8MiB",
 	})
-	d.laneBytes, d.workers = 4*128<<10, 8
+	d.laneBytes = 4 * 128 << 10
 	good := startVictim(t, d, d.options(hostA, nqnA), 1)
 	var wg sync.WaitGroup
 	for w := range 3 {

@@ -55,7 +55,6 @@ func value(key string, version, n int) []byte {
 func TestKeysAndValues(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	c := d.connect(d.options(hostA, nqnA))
 	n := openKV(t, c, 2)
 	if i := n.Info(); i.MaxKey != 16 || i.MaxValue != 1<<20 || i.SizeBytes != 96<<20 {
@@ -238,7 +237,6 @@ func TestAFullKVNamespace(t *testing.T) {
 func TestADamagedStoreIsLeftOut(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	c := d.connect(d.options(hostA, nqnA))
 	if err := openKV(t, c, 2).Put(ctx(t), []byte("k"), []byte("v")); err != nil {
 		t.Fatal(err)
@@ -388,7 +386,6 @@ func TestKVUnderManyHosts(t *testing.T) {
 func TestAStoreOpensAtOnce(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	for i := range 2000 {
 		go func() { _ = n.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 1000)) }()
@@ -466,7 +463,6 @@ func openYCSB(t *testing.T, d *daemon, properties string, seconds, depth int, se
 func TestKillUnderYCSB(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	rng := random(t)
 	b, hold := openYCSB(t, d, ycsbA, 6, 32, rng.Uint64())
 	p, err := b.Load(ctx(t))

@@ -32,7 +32,6 @@ func TestKVOnAFullFileSystem(t *testing.T) {
 	}
 	s := kvSetup(strings.Replace(fileSSD, "@DIR@/", "@DIR@/small/", 1))
 	d := newDaemon(t, s)
-	d.workers = 8
 	small := filepath.Join(d.dir, "small")
 	if err := os.Mkdir(small, 0o700); err != nil {
 		t.Fatal(err)
@@ -109,7 +108,6 @@ func TestADaemonStopsInOrderWhileTheScrubReads(t *testing.T) {
 	s := kvSetup(fileSSD)
 	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {scrub_rate: 1TiB}}", 1)
 	d := start(t, s)
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	for i := range 600 { // only full chunks are scrubbed
 		if err := n.Put(ctx(t), fmt.Appendf(nil, "%d", i), make([]byte, 10_000)); err != nil {
@@ -136,7 +134,6 @@ func TestTheScrubFindsDamage(t *testing.T) {
 	s := kvSetup(fileSSD)
 	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {scrub_rate: 1GiB}}", 1)
 	d := start(t, s)
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	const keys, bad = 300, 17
 	begin := time.Now()
@@ -216,7 +213,6 @@ func TestASizeThatIsNotPossibleAtAStartChangesNothing(t *testing.T) {
 	t.Parallel()
 	right := kvSetup(fileSSD)
 	d := start(t, right)
-	d.workers = 8
 	c := d.connect(d.options(hostA, nqnA))
 	n := openKV(t, c, 2)
 	const keys = 60
@@ -285,7 +281,6 @@ func TestTwoDaemonsOnOneDrive(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	v := startKVVictim(t, n, 2)
 	defer v.end()
@@ -323,7 +318,6 @@ func TestKVOnADriveWith4KiBBlocks(t *testing.T) {
 		}
 	})
 	d := start(t, kvSetup("  - {name: ssd0, backend: file, path: "+dev+"}\n"))
-	d.workers = 8
 	if len(d.log.find("drive opened", "block_size=4096")) == 0 {
 		t.Fatal("its blocks are not of 4 KiB")
 	}

@@ -391,7 +391,6 @@ func TestKVWithoutDurability(t *testing.T) {
 	s := kvSetup(fileSSD)
 	s.subsystems = strings.Replace(s.subsystems, "type: kv}", "type: kv, kv: {durability: none}}", 1)
 	d := start(t, s)
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	rng := rand.New(rand.NewPCG(random(t).Uint64(), 1))
 	have := map[string]int{}

@@ -49,7 +49,6 @@ func (d *daemon) jbofctl(in []byte, args ...string) (out, errs []byte, code int)
 func TestAnImportRestoresWhatIsDamagedAndWhatWasDropped(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	const keys, bad = 300, 17
 	name := func(i int) []byte { return fmt.Appendf(nil, "name of key %04d", i) }

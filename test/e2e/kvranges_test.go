@@ -152,7 +152,6 @@ func TestARangeIsCopiedToAnotherDaemon(t *testing.T) {
 	t.Parallel()
 	rng := random(t)
 	first, second := start(t, kvSetup(fileSSD)), newDaemon(t, kvSetup(fileSSD))
-	first.workers, second.workers = 8, 8
 	first.rangeHost().change(rng, 50, 200)
 	first.term()
 	image, err := os.ReadFile(filepath.Join(first.dir, "ssd0.img"))

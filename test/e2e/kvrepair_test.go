@@ -19,7 +19,6 @@ func TestADamagedSegmentIsRepaired(t *testing.T) {
 	plainOnly(t)
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 2)
 	const keys, bad = 300, 17
 	name := func(i int) []byte { return fmt.Appendf(nil, "name of key %04d", i) }

@@ -46,7 +46,6 @@ func (d *daemon) extentBytes(nsid uint32) int64 {
 func TestAKVNamespaceIsResizedUnderLoadAndKills(t *testing.T) {
 	t.Parallel()
 	d := start(t, resizeSetup(300))
-	d.workers = 8
 	n := openKV(t, d.connect(d.options(hostA, nqnA)), 1)
 	const keys = 400
 	versions := [keys]int{}

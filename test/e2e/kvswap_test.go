@@ -38,7 +38,6 @@ type swapArea struct {
 func TestSwappingUnderYCSB(t *testing.T) {
 	t.Parallel()
 	d := start(t, swapSetup)
-	d.workers = 16
 	rng := random(t)
 	const workload = "readproportion=0.2\nupdateproportion=0.8\nrequestdistribution=zipfian\n" +
 		"fieldcount=1\nfieldlength=700\nrecordcount=4000\nthreadcount=4\n"

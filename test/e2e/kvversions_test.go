@@ -219,7 +219,6 @@ const leastIncrements = 50
 func TestCountersLoseNoIncrementOverKills(t *testing.T) {
 	t.Parallel()
 	d := start(t, kvSetup(fileSSD))
-	d.workers = 8
 	rng := random(t)
 	p := newProxy(t, d.addr)
 	hist := &history{versions: map[uint64]uint64{}}

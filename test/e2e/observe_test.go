@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -189,13 +190,24 @@ func (d *daemon) rss() int64 {
 	return 0
 }
 
-// goroutines returns the number of the daemon's goroutines, and their stacks. The profile is exact, whereas
-// go_goroutines also counts a varying number of goroutines that collect the metrics.
-func (d *daemon) goroutines() (n float64, stacks string) {
+// goroutines returns the number of the daemon's goroutines, apart from that the number of its drives' workers, and the
+// stacks of all. The profile is exact, whereas go_goroutines also counts a varying number of goroutines that collect
+// the metrics.
+func (d *daemon) goroutines() (n, workers float64, stacks string) {
 	d.t.Helper()
 	code, stacks := d.get("/debug/pprof/goroutine?debug=1")
 	if _, err := fmt.Sscanf(stacks, "goroutine profile: total %g", &n); err != nil {
 		d.t.Fatalf("goroutine profile: %d, %v: %s", code, err, stacks)
 	}
-	return n, stacks
+	for _, m := range workerStack.FindAllStringSubmatch(stacks, -1) {
+		same, err := strconv.ParseFloat(m[1], 64)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		workers += same
+	}
+	return n - workers, workers, stacks
 }
+
+// workerStack is in the profile what a number of goroutines have in common that are workers.
+var workerStack = regexp.MustCompile(`(?m)^(\d+) @ .*\n(?:#.*\n)*#.*/internal/ssd/file\.\(\*workers\)\.run\+`)

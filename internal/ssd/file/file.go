@@ -1,13 +1,14 @@
 // Package file implements a drive on a regular file or a block device, opened with O_DIRECT if the file system allows
 // it.
 //
-//	                  ┌─ read, write, flush ──> io_uring, one ring a queue ─┐
+//	                  ┌─ read, write ──> io_uring, one ring a queue ────────┐
 //	Queue.Submit ─────┤                                                     ├──> Queue.Poll
-//	                  └─ deallocate, zeroes ──> workers (system calls) ─────┘
+//	                  └─ flush, deallocate, zeroes ──> workers (syscalls) ──┘
 //
-// With Engine "threads", or where io_uring is not permitted (as in many containers), the workers do everything. Buffers
-// from the bufpool are registered with the kernel, region by region when they are first used. Other aligned memory is
-// read and written in place, unaligned memory through a copy.
+// With Engine "threads", where io_uring is not permitted (as in many containers), and on file systems where whoever
+// submits to it would wait (FUSE, NFS, tmpfs), the workers do everything. Buffers from the bufpool are registered with
+// the kernel, region by region when they are first used. Other aligned memory is read and written in place, unaligned
+// memory through a copy.
 //
 // The device is locked against a second daemon by flock, a block device by
 // O_EXCL as well.
@@ -53,7 +54,8 @@ type Config struct {
 	// is shorter than expected may be another file, or have lost data. A larger file is always
 	// refused. For a block device SizeBytes must be 0 or the size of the device.
 	SizeBytes int64
-	// Engine is EngineURing, EngineThreads, or "": io_uring if the kernel lets us.
+	// Engine is EngineURing, EngineThreads, or "": io_uring if the kernel lets us. With EngineURing Open fails if the
+	// kernel refuses io_uring, but file systems that are not fit for it have threads all the same.
 	Engine string
 	// Workers is how many threads carry out system calls at most. 0: 16 for the
 	// engine "threads", else 4.
@@ -71,6 +73,8 @@ var (
 	ErrSize = errors.New("file: size differs from the configuration")
 	// ErrInUse: another process has the device.
 	ErrInUse = errors.New("file: device is in use")
+	// ErrWaits: with io_uring already the submission of a request might wait; see Device.Fallback.
+	ErrWaits = errors.New("file: requests cannot be submitted without waiting")
 )
 
 // Device is an open file or block device.
@@ -170,14 +174,13 @@ func (d *Device) open(cfg *Config) error {
 	case err != nil:
 		return fmt.Errorf("open device %q: %w", cfg.Name, err)
 	}
-	d.file, err = os.OpenFile(cfg.Path, flags, 0o600)
+	d.file, err = openFile(cfg.Path, flags)
 	direct := true
 	if errors.Is(err, unix.EINVAL) {
 		direct = false
-		d.file, err = os.OpenFile(cfg.Path, flags&^unix.O_DIRECT, 0o600)
+		d.file, err = openFile(cfg.Path, flags&^unix.O_DIRECT)
 	}
-	for deadline := time.Now().Add(lockPatience); errors.Is(err, unix.EBUSY); d.file,
-		err = os.OpenFile(cfg.Path, flags, 0o600) {
+	for deadline := time.Now().Add(lockPatience); errors.Is(err, unix.EBUSY); d.file, err = openFile(cfg.Path, flags) {
 		if holder, alive := blockHolder(cfg.Path); alive || time.Now().After(deadline) {
 			return fmt.Errorf("%w: %s is %s", ErrInUse, cfg.Path, holder)
 		}
@@ -207,6 +210,20 @@ func (d *Device) open(cfg *Config) error {
 		err = syncDir(filepath.Dir(cfg.Path))
 	}
 	return err
+}
+
+// openFile opens a file without Go's poller, which os.OpenFile gives it to: a file on a file system in user space can
+// be polled, and if nobody answers there the poller hangs, and with it the process.
+func openFile(path string, flags int) (*os.File, error) {
+	for {
+		fd, err := unix.Open(path, flags|unix.O_LARGEFILE, 0o600)
+		if err == nil {
+			return os.NewFile(uintptr(fd), path), nil
+		}
+		if err != unix.EINTR {
+			return nil, &os.PathError{Op: "open", Path: path, Err: err}
+		}
+	}
 }
 
 // lockPatience is how long Open waits for the lock, or the block device, of a process that has ended. After kill -9 the
@@ -245,6 +262,10 @@ func (d *Device) chooseEngine(want string) error {
 		return nil
 	}
 	d.strict = want == EngineURing
+	if err := d.probeNowait(); err != nil {
+		d.fallback = err
+		return nil
+	}
 	ring, err := uring.New(1)
 	if err == nil {
 		d.uring, d.info.Engine = true, EngineURing
@@ -259,7 +280,8 @@ func (d *Device) chooseEngine(want string) error {
 
 // Fallback returns the last reason why the device is slower than it could be, or nil: its engine is "threads", or a
 // queue uses the workers, or buffers are not registered, although io_uring was preferred. It wraps
-// uring.ErrUnavailable if the kernel refuses io_uring, ENOMEM if RLIMIT_MEMLOCK is used up. The device serves anyway.
+// uring.ErrUnavailable if the kernel refuses io_uring, ErrWaits if the file system is not fit for it, ENOMEM if
+// RLIMIT_MEMLOCK is used up. The device serves anyway.
 func (d *Device) Fallback() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

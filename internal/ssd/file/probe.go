@@ -3,6 +3,7 @@ package file
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -85,6 +86,32 @@ func (d *Device) measureFile(direct bool, size int64, grow bool) error {
 	i.DeallocatedReadsZero = i.Deallocates
 	d.noPunch.Store(!i.Deallocates)
 	return nil
+}
+
+// probeNowait returns ErrWaits unless the file is read and written directly, and knows RWF_NOWAIT. io_uring begins
+// requests at once also for a file that does not know it, but can be polled, as one on a file system in user space. If
+// nobody answers there, whoever submits hangs. Other files without RWF_NOWAIT gain nothing from io_uring, which has
+// threads do all; and it has the same thread write to several files through the page cache, one after the other.
+func (d *Device) probeNowait() error {
+	flags, err := unix.FcntlInt(uintptr(d.fd), unix.F_GETFL, 0)
+	if err != nil {
+		return err
+	}
+	if flags&unix.O_DIRECT == 0 {
+		return fmt.Errorf("%w: %s has no direct I/O", ErrWaits, d.info.Path)
+	}
+	buf, free, err := scratch(d.info.BlockSize)
+	if err != nil {
+		return err
+	}
+	_, err = unix.Preadv2(d.fd, [][]byte{buf}, 0, unix.RWF_NOWAIT)
+	if e := free(); e != nil {
+		return e
+	}
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("%w: RWF_NOWAIT on %s: %w", ErrWaits, d.info.Path, err)
+	}
+	return nil // also if the read has failed otherwise, as with EAGAIN
 }
 
 // NextData implements ssd.Mapper. Where the file system does not know all is data, as on a block device.

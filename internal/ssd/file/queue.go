@@ -183,7 +183,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	for _, s := range q.batch {
 		if err := s.prepare(); err != nil {
 			q.finish(s, err)
-		} else if q.ring != nil && s.req.Op <= ssd.Flush && !(s.req.Op == ssd.Read && s.req.Flags&ssd.FUA != 0) {
+		} else if q.ring != nil && q.dev.forRing(&s.req) {
 			q.prep(s)
 		} else {
 			q.dev.workers.push(s)
@@ -216,26 +216,26 @@ func (s *slot) prepare() error {
 	return nil
 }
 
-// prep fills a ring entry for the rest of a read, write or flush. The caller
-// holds subMu.
+// forRing reports whether a request is for the ring. The others always wait, and the workers of the drive do that with
+// half the CPU time that the kernel's threads take.
+func (d *Device) forRing(r *ssd.Request) bool { // hot: 0 allocs
+	return r.Op == ssd.Read && r.Flags&ssd.FUA == 0 ||
+		r.Op == ssd.Write && (r.Flags&ssd.FUA == 0 || !d.noDSync.Load())
+}
+
+// prep fills a ring entry for the rest of a read or write. The caller holds subMu.
 func (q *queue) prep(s *slot) { // hot: 0 allocs
 	e := q.ring.NextSQE()
 	invariants.Check(e != nil, "file: more requests than ring entries")
 	e.UserData = uint64(s.index)
-	if s.req.Op == ssd.Flush {
-		e.PrepFsync(0)
-		e.UseFile()
-		return
-	}
 	b := s.rest()
-	if s.req.Op == ssd.Read {
+	switch {
+	case s.req.Op == ssd.Read:
 		e.PrepRead(0, b, s.req.Offset+s.pos)
-	} else {
-		rwf := uint32(0)
-		if s.req.Flags&ssd.FUA != 0 {
-			rwf = unix.RWF_DSYNC
-		}
-		e.PrepWrite(0, b, s.req.Offset+s.pos, rwf)
+	case s.req.Flags&ssd.FUA != 0:
+		e.PrepWrite(0, b, s.req.Offset+s.pos, unix.RWF_DSYNC)
+	default:
+		e.PrepWrite(0, b, s.req.Offset+s.pos, 0)
 	}
 	e.UseFile()
 	if q.registered == nil {
@@ -327,11 +327,14 @@ func (q *queue) harvest() { // hot: 0 allocs
 		for c := q.ring.PeekCQE(); c != nil; c = q.ring.PeekCQE() {
 			s, res := &q.slots[c.UserData], c.Res
 			q.ring.SeenCQE()
-			if finished, err := s.advance(res); finished {
+			switch next, err := s.advance(res); next {
+			case nextDone:
 				s.unbounce(err)
 				q.setDone(s, err, now)
-			} else {
+			case nextRing:
 				q.again = append(q.again, s)
+			case nextWorker:
+				q.dev.workers.push(s)
 			}
 		}
 		q.mu.Unlock()
@@ -341,38 +344,45 @@ func (q *queue) harvest() { // hot: 0 allocs
 	}
 	q.subMu.Lock()
 	for _, s := range q.again {
-		if s.req.Flags&ssd.FUA != 0 && q.dev.noDSync.Load() {
-			q.dev.workers.push(s)
-		} else {
-			q.prep(s)
-		}
+		q.prep(s)
 	}
 	q.again = q.again[:0]
 	q.pushRing()
 	q.subMu.Unlock()
 }
 
-// advance processes a result; finished is false if part of the transfer remains.
-func (s *slot) advance(res int32) (finished bool, err error) {
+// next is what is to be done about a request for which the ring has a result.
+type next uint8
+
+const (
+	// nextDone: the request has ended.
+	nextDone next = iota
+	// nextRing: all of it or a part remains.
+	nextRing
+	// nextWorker: a worker knows another way.
+	nextWorker
+)
+
+// advance processes a result of the ring.
+func (s *slot) advance(res int32) (next, error) { // hot: 0 allocs
 	r, d := &s.req, s.queue.dev
 	switch errno := unix.Errno(-res); {
 	case res < 0 && (errno == unix.EAGAIN || errno == unix.EINTR || errno == unix.ECANCELED):
 		// ECANCELED: the kernel could not start the thread that was to do it; nobody here cancels.
-		return false, nil
-	case res < 0 && errno == unix.EOPNOTSUPP && r.Op == ssd.Write && r.Flags&ssd.FUA != 0 && !d.noDSync.Load():
-		d.noDSync.Store(true) // the workers know another way
-		return false, nil
+		return nextRing, nil
+	case res < 0 && errno == unix.EOPNOTSUPP && r.Flags&ssd.FUA != 0:
+		return nextWorker, nil // it finds out whether the file knows no RWF_DSYNC
 	case res < 0:
-		return true, d.fail(r, errno)
-	case r.Op == ssd.Flush:
-		return true, nil
+		return nextDone, d.fail(r, errno)
 	case res == 0 && r.Op == ssd.Read:
-		return true, d.failEOF(r, r.Offset+s.pos)
+		return nextDone, d.failEOF(r, r.Offset+s.pos)
 	case res == 0:
-		return true, d.fail(r, unix.EIO)
+		return nextDone, d.fail(r, unix.EIO)
 	}
-	s.pos += int64(res)
-	return s.pos >= r.Len, nil
+	if s.pos += int64(res); s.pos < r.Len {
+		return nextRing, nil
+	}
+	return nextDone, nil
 }
 
 // emit writes completions of done slots to dst and frees the slots.
