@@ -21,9 +21,11 @@ type etcd struct {
 	settings *Settings
 	manager  *managerRecord
 	mapEpoch view.Epoch
-	// settingsRev is the revision of settings. lossesNS is when the node has heard of their Losses, or that the command
-	// was repeated; 0: the settings had them when the process has read them first, and it cannot know since when.
-	settingsRev, lossesNS int64
+	// lossNS is since when each of the settings' Losses counts: when the node knew last that they did not have it;
+	// 0: they had it when the process has read them first, and it cannot know since when.
+	lossNS map[Loss]int64
+	// syncedNS is when synced was true last; 0: never.
+	syncedNS int64
 	// Revisions of the records, 0: absent; and when the present ones were seen first. They were written before that.
 	managerRev, stampRev, viewRev int64
 	seenNS                        int64
@@ -262,11 +264,15 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 			e.synced = false
 			return
 		}
-		if old := e.settings; old != nil && kv.Revision > e.settingsRev &&
-			(!slices.Equal(old.Losses, s.Losses) || bytes.Equal(old.Encode(), s.Encode())) {
-			e.lossesNS = n.now
+		lossNS := make(map[Loss]int64, len(s.Losses))
+		for _, l := range s.Losses {
+			at, known := e.lossNS[l]
+			if !known {
+				at = e.syncedNS
+			}
+			lossNS[l] = at
 		}
-		e.settings, e.settingsRev = s, max(e.settingsRev, kv.Revision)
+		e.settings, e.lossNS = s, lossNS
 	case keyStamp:
 		if kv.Revision > e.stampRev {
 			e.stampRev = kv.Revision
@@ -344,6 +350,9 @@ func (n *Node) elected(m *managerRecord, out *Actions) {
 // tendEtcd keeps what is known of etcd up to date, and what the node has there.
 func (n *Node) tendEtcd(out *Actions) {
 	e := &n.etcd
+	if e.synced {
+		e.syncedNS = n.now
+	}
 	if n.lead != nil && n.now >= n.lead.stampNS && n.problem == nil {
 		n.stamp(out)
 	}

@@ -1,6 +1,9 @@
 package cluster
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // TestAnAcceptedLossExpires: nobody could take a range when its data were given up. A node that comes back long after
 // that is not given it, unless the command is repeated.
@@ -10,11 +13,15 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 		repeat bool
 		given  bool
 		ends   bool // the manager ends, and its next process does not know since when the data are given up
+		other  bool // just before the node is back, another range is given up
+		cut    bool // the command comes just after etcd was cut off from the manager, which hears of it when it is back
 	}{
-		"soon":                {acceptedNS / 5, false, true, false},
-		"too late":            {acceptedNS * 11 / 10, false, false, false},
-		"too late, but again": {acceptedNS * 11 / 10, true, true, false},
-		"a new manager":       {acceptedNS / 20, false, false, true},
+		"soon":                            {after: acceptedNS / 5, given: true},
+		"too late":                        {after: acceptedNS * 11 / 10},
+		"too late, but again":             {after: acceptedNS * 11 / 10, repeat: true, given: true},
+		"a new manager":                   {after: acceptedNS / 20, ends: true},
+		"too late, another loss is given": {after: acceptedNS * 11 / 10, other: true},
+		"heard of when it is too late":    {after: acceptedNS * 11 / 10, cut: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := healthyWorld(t, 3, 1)
@@ -58,15 +65,17 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 			versions := map[int]uint32{}
 			accept := func() {
 				_ = w.change(func(r *Records) error {
-					r.Settings.Losses = nil
 					for _, n := range lost {
 						w.written[n] = 0
 						versions[n] = r.Map.Versions[n]
-						l := Loss{Range: uint32(n), Version: r.Map.Versions[n]}
-						r.Settings.Losses = append(r.Settings.Losses, l)
+						r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
 					}
 					return nil
 				})
+			}
+			if c.cut {
+				w.cutFromEtcd(manager, c.after)
+				wait("", 5*lease, nil)
 			}
 			accept()
 			if wait("", c.after, nil); c.ends {
@@ -76,6 +85,18 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 			}
 			// Another change of the settings does not make it count again.
 			_ = w.change(func(r *Records) error { r.Settings.ValueBytes++; return nil })
+			if c.other {
+				_ = w.change(func(r *Records) error {
+					for n, c := range r.Map.Chains {
+						if !slices.Contains(lost, n) && c.Halted() {
+							w.written[n] = 0
+							r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
+							break
+						}
+					}
+					return nil
+				})
+			}
 			others[1].revive()
 			// served counts the ranges that are served, other those whose chains have changed otherwise, to which the
 			// command says nothing any more.

@@ -425,10 +425,10 @@ const acceptedNS = 300e9
 // acceptLosses gives up the data of halted ranges, as an operator wants. It reports whether m has changed.
 func (n *Node) acceptLosses(m *Map) (changed bool) {
 	v, cloned := m.View, false
-	if at := n.etcd.lossesNS; at == 0 || n.now-at >= acceptedNS {
-		return false
-	}
 	for _, loss := range n.etcd.settings.Losses {
+		if at := n.etcd.lossNS[loss]; at == 0 || n.now-at >= acceptedNS {
+			continue
+		}
 		r := int(loss.Range)
 		if r >= len(v.Chains) || v.Versions[r] != loss.Version {
 			continue // the chain has changed since the command: the loss was accepted, or a last copy is back

@@ -22,7 +22,7 @@ const (
 // All records begin with the same header; integers are little endian, strings have a uvarint of their length in front.
 //
 //	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes,
-//	                      uvarint n, n times: u32 range, u32 version of its chain,
+//	                      uvarint n, n times: u32 range, u32 version of its chain, u32 commands,
 //	                      uvarint n, n u64 incarnations, uvarint n, n times: name, u64 epoch,
 //	                      u32 length of the longest value
 //	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
@@ -60,8 +60,8 @@ type Settings struct {
 	// Out are the names of nodes that are to have no ranges.
 	Out []string
 	// Losses are halted ranges whose data an operator has given up. One whose chain has another version by now says
-	// nothing any more. They count for some minutes since they were changed, or written again with all else as it was,
-	// and only for processes that have seen that.
+	// nothing any more. Each counts for some minutes since a command has named it last, and only for processes that
+	// have seen that. See AcceptLoss.
 	Losses []Loss
 	// Lost are processes of which an operator says that they have ended and do not come back: what they could do as
 	// managers keeps no other node from becoming one.
@@ -76,6 +76,20 @@ type Settings struct {
 // Loss is a range with the version of its chain.
 type Loss struct {
 	Range, Version uint32
+	// Commands is how many commands have named it: it counts anew with each.
+	Commands uint32
+}
+
+// AcceptLoss gives up the data of a range whose chain has a version. If they were given up before, that counts anew,
+// and other losses do not.
+func (s *Settings) AcceptLoss(r, version uint32) {
+	for i := range s.Losses {
+		if l := &s.Losses[i]; l.Range == r && l.Version == version {
+			l.Commands++
+			return
+		}
+	}
+	s.Losses = append(s.Losses, Loss{Range: r, Version: version, Commands: 1})
 }
 
 // Map is a view and the processes that it admits. It is never changed.
@@ -217,7 +231,7 @@ func (s *Settings) Encode() []byte {
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.Losses)))
 	for _, l := range s.Losses {
-		b = le.AppendUint32(le.AppendUint32(b, l.Range), l.Version)
+		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(b, l.Range), l.Version), l.Commands)
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.Lost)))
 	for _, i := range s.Lost {
@@ -246,8 +260,8 @@ func DecodeSettings(b []byte) (*Settings, error) {
 	for range d.count(1) {
 		s.Out = append(s.Out, d.name())
 	}
-	for range d.count(8) {
-		s.Losses = append(s.Losses, Loss{Range: d.u32(), Version: d.u32()})
+	for range d.count(12) {
+		s.Losses = append(s.Losses, Loss{Range: d.u32(), Version: d.u32(), Commands: d.u32()})
 	}
 	for range d.count(8) {
 		s.Lost = append(s.Lost, Incarnation(d.u64()))
@@ -361,8 +375,6 @@ type Records struct {
 	Map      *Map
 	// Registered are the names of the nodes that run, or have ended less than five leases ago.
 	Registered []string
-	// Rewrite has the settings written although they are as they were, so that Losses count again.
-	Rewrite bool
 	// revision is that of the settings.
 	revision int64
 }

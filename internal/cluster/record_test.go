@@ -33,7 +33,8 @@ func records() map[string]struct {
 		want   any
 	}
 	s := &Settings{Cluster: uuid.UUID{1}, Protocol: Protocol, Replicas: 3, Out: []string{"a", "b"},
-		Losses: []Loss{{Range: 7, Version: 9}, {Range: 1 << 15}}, Lost: []Incarnation{NewIncarnation(7, 2)},
+		Lost:      []Incarnation{NewIncarnation(7, 2)},
+		Losses:    []Loss{{Range: 7, Version: 9, Commands: 1}, {Range: 1 << 15}},
 		Forgotten: []Forgotten{{"c", 6}, {Name: "d"}}, ValueBytes: 1000}
 	n := &nodeRecord{protocol: 1, incarnation: NewIncarnation(7, 2), domain: "rack", address: "10.0.0.1:4420",
 		partitions: []Partition{{uuid.UUID{4}, 100}, {uuid.UUID{5}, 200}}}

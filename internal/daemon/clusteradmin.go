@@ -236,7 +236,7 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 		return nil
 	}
 	// Those of chains that have changed since say nothing any more.
-	losses := slices.DeleteFunc(r.Settings.Losses, func(l cluster.Loss) bool {
+	r.Settings.Losses = slices.DeleteFunc(r.Settings.Losses, func(l cluster.Loss) bool {
 		return int(l.Range) >= len(r.Map.Versions) || r.Map.Versions[l.Range] != l.Version
 	})
 	for _, n := range accept {
@@ -246,11 +246,8 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 		if !halted(n) {
 			return fmt.Errorf("range %d is not halted: nothing of it is to be given up", n)
 		}
-		if l := (cluster.Loss{Range: uint32(n), Version: r.Map.Versions[n]}); !slices.Contains(losses, l) {
-			losses = append(losses, l)
-		}
+		r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
 	}
-	r.Settings.Losses, r.Rewrite = losses, true
 	return nil
 }
 

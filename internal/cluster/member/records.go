@@ -63,7 +63,7 @@ func Change(ctx context.Context, cfg etcd.Config, change func(r *cluster.Records
 		if err := change(r); err != nil {
 			return err
 		}
-		if string(r.Settings.Encode()) == before && !r.Rewrite {
+		if string(r.Settings.Encode()) == before {
 			return nil
 		}
 		compare, put := r.Put()
