@@ -168,7 +168,7 @@ var directions = []row{
 	{"internal/bufpool", nil, toDriver},
 	{"internal/uring", nil, toDriver},
 	{"internal/eventfd", nil, toDriver},
-	{"internal/ssd", nil, toDevice},
+	{"internal/ssd", []string{"internal/nvme"}, toDevice},
 	{"internal/ssd/ssdtest", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/mem", []string{"internal/ssd", "internal/bufpool"}, toDevice},
 	{"internal/ssd/file", []string{"internal/ssd", "internal/bufpool", "internal/uring", "internal/eventfd"},

@@ -1,6 +1,10 @@
 package nvme
 
-import "jbofd/internal/units"
+import (
+	"fmt"
+
+	"jbofd/internal/units"
+)
 
 // Feature identifiers (NVMe Base 2.0, section 5.27.1; NVM Command Set 1.0, section
 // 4.1.4).
@@ -71,10 +75,12 @@ const (
 	AERTypeVendor = 7
 )
 
-// Events of jbofd.
+// Events.
 const (
 	// AERNamespaceChanged is notice 00h, log page 04h.
 	AERNamespaceChanged AER = AERTypeNotice | 0x00<<8 | LIDChangedNS<<16
+	// AERFirmwareActivation is notice 01h: the controller does not process commands until CSTS.PP is 0; log page 03h.
+	AERFirmwareActivation AER = AERTypeNotice | 0x01<<8 | LIDFirmwareSlot<<16
 	// AERANAChanged is notice 03h, log page 0Ch.
 	AERANAChanged AER = AERTypeNotice | 0x03<<8 | LIDANA<<16
 	// AERDiscoveryChanged is notice F0h, log page 70h.
@@ -83,6 +89,8 @@ const (
 	AERPersistentError AER = AERTypeError | 0x03<<8 | LIDError<<16
 	// AERTransientError is error 04h.
 	AERTransientError AER = AERTypeError | 0x04<<8 | LIDError<<16
+	// AERTemperature is SMART event 01h: a temperature is beyond its threshold; log page 02h.
+	AERTemperature AER = AERTypeSMART | 0x01<<8 | LIDSMART<<16
 	// AERReliability is SMART event 00h: the subsystem's reliability suffers; log page 02h.
 	AERReliability AER = AERTypeSMART | 0x00<<8 | LIDSMART<<16
 )
@@ -96,6 +104,23 @@ func MakeAER(typ, info, lid uint8) AER {
 func (a AER) Type() uint8 { return uint8(a) & 7 }
 func (a AER) Info() uint8 { return uint8(a >> 8) }
 func (a AER) LID() uint8  { return uint8(a >> 16) }
+
+// aerNames say what events of these types and this information are (NVMe Base 2.0, figures 146 to 148).
+var aerNames = map[uint8][]string{
+	AERTypeError: {"write to an invalid doorbell register", "invalid doorbell value", "diagnostic failure",
+		"persistent internal error", "transient internal error", "firmware image load error"},
+	AERTypeSMART: {"reliability is degraded", "temperature beyond a threshold", "available spare below its threshold"},
+	AERTypeNotice: {"a namespace has changed", "firmware activation starts", "the telemetry log has changed",
+		"asymmetric namespace access has changed"},
+}
+
+// String says what the event is, in words where they are known.
+func (a AER) String() string {
+	if names := aerNames[a.Type()]; int(a.Info()) < len(names) {
+		return names[a.Info()]
+	}
+	return fmt.Sprintf("event of type %#x, information %#02x", a.Type(), a.Info())
+}
 
 // NumberOfQueues encodes CDW11 and DW0 of the Number of Queues feature from counts of I/O
 // queues, 1-based here, 0-based on the wire: SQs in bits 15:0, CQs in 31:16.

@@ -42,6 +42,11 @@ type Config struct {
 	// Timeout is how long a command may take until it is aborted, 0: 30 s. AbortTimeout is how long it may take then
 	// until the controller is reset, 0: 5 s. AdminTimeout bounds each admin command, 0: 10 s.
 	Timeout, AbortTimeout, AdminTimeout time.Duration
+	// HealthEvery is how often the drive's SMART log is read, 0: 1 min.
+	HealthEvery time.Duration
+	// Event is told what the drive reports of its own accord; nil: nobody is. It must not block. One goroutine calls
+	// it.
+	Event func(kind ssd.HealthEvent, what string)
 }
 
 const (
@@ -80,6 +85,10 @@ type Device struct {
 	unmapped error
 
 	gone atomic.Bool
+	// health is what the drive has said last, or nil; its Events are in heard.
+	health    atomic.Pointer[ssd.Health]
+	heard     [ssd.HealthEvents]atomic.Uint64
+	attention attention // the keeper's
 	// idle: the keeper sleeps until it is signalled, because no command is under way.
 	idle atomic.Bool
 
@@ -108,7 +117,10 @@ func Open(cfg Config, fn pcie.Function) (*Device, error) {
 	if cfg.AbortTimeout == 0 {
 		cfg.AbortTimeout = defaultAbortTimeout
 	}
-	if cfg.Timeout < 0 || cfg.AbortTimeout < 0 || cfg.AdminTimeout < 0 {
+	if cfg.HealthEvery == 0 {
+		cfg.HealthEvery = defaultHealthEvery
+	}
+	if cfg.HealthEvery < 0 || cfg.Timeout < 0 || cfg.AbortTimeout < 0 || cfg.AdminTimeout < 0 {
 		return nil, errors.Join(fmt.Errorf("%w: a timeout is negative", ErrConfig), fn.Close())
 	}
 	d := &Device{cfg: cfg, fn: fn, keeper: make(chan struct{})}
@@ -150,6 +162,9 @@ func (d *Device) open() error {
 		return err
 	}
 	if err := d.describe(nsid, id); err != nil {
+		return err
+	}
+	if err := d.readHealth(); err != nil {
 		return err
 	}
 	d.queues = make([]*queue, d.ctrl.Queues())

@@ -71,22 +71,26 @@ func (d *Device) end() {
 	d.fn.Revoke()
 }
 
-// nextLook is when to look after commands again; the zero time: not before somebody signals. The keeper sleeps like
-// that only when a look has found nothing that was under way (quiet): otherwise a host with one command at a time would
-// wake it for each of them.
+// nextLook is when to look again; the zero time: not before somebody signals. The keeper sleeps until the SMART log is
+// to be read only when a look has found nothing that was under way (quiet): otherwise a host with one command at a time
+// would wake it for each of them.
 func (d *Device) nextLook(quiet bool) time.Time {
 	wait := d.lookIn()
 	if wait == 0 && quiet {
 		d.idle.Store(true) // before the queues are looked at again: a command that they do not have yet resets it
 		if wait = d.lookIn(); wait == 0 {
-			return time.Time{}
+			return d.attendAt()
 		}
 		d.idle.Store(false)
 	}
 	if wait == 0 {
 		wait = d.lookEvery()
 	}
-	return time.Now().Add(wait)
+	at := time.Now().Add(wait)
+	if attend := d.attendAt(); !attend.IsZero() && attend.Before(at) {
+		at = attend
+	}
+	return at
 }
 
 func (d *Device) lookEvery() time.Duration {
@@ -116,11 +120,12 @@ func (d *Device) eachQueue(f func(q *queue)) {
 
 // look looks for commands that take too long, and hears what the controller tells.
 func (d *Device) look() {
-	_, err := d.ctrl.Events()
+	err := d.ctrl.Alive()
+	paused := false
 	if err == nil {
-		err = d.ctrl.Alive()
+		paused, err = d.attend()
 	}
-	if err == nil {
+	if err == nil && !paused {
 		d.eachQueue(func(q *queue) {
 			if err == nil {
 				err = d.tend(q)
@@ -180,18 +185,8 @@ func (d *Device) restart() error {
 	if err := d.ctrl.Enable(); err != nil {
 		return err
 	}
-	was, block, size := d.props, d.info.BlockSize, d.info.SizeBytes
-	nsid, id, err := d.ctrl.Namespace(d.nsid)
-	if err != nil {
-		return err
-	}
-	now := d.ctrl.Properties()
-	bytes, _ := id.NSZE().Bytes(id.Format().Shift())
-	if now.Serial != was.Serial || now.Model != was.Model || 1<<id.Format().Shift() != block || int64(bytes) != size ||
-		nsid != d.nsid || d.ctrl.Queues() < len(d.queues) {
-		return fmt.Errorf("%w: it was %s %s of %d bytes in blocks of %d, and is %s %s of %d in %d", pcie.ErrLies,
-			was.Model, was.Serial, size, block, now.Model, now.Serial, bytes, 1<<id.Format().Shift())
-	}
+	d.attention.activated = time.Time{}
+	err := d.verify()
 	d.eachQueue(func(q *queue) {
 		if err == nil {
 			err = d.ctrl.CreateRing(q.ring, q.mem.at, q.vector)

@@ -42,6 +42,13 @@ type Properties struct {
 	VolatileCache bool
 	// AtomicBlocks is what a power loss does not tear, in blocks; at least 1.
 	AtomicBlocks int
+	// Events is how many event requests it takes, at least 1. Notices are those of AECNamespace and AECFirmware that it
+	// can report. Activation is how long it may pause when it activates firmware; 0: it does not say.
+	Events     int
+	Notices    uint32
+	Activation time.Duration
+	// WarningKelvin and CriticalKelvin are the temperatures from which on it is too warm; 0: it does not say.
+	WarningKelvin, CriticalKelvin uint16
 }
 
 // Controller is an NVMe controller. One goroutine calls its methods.
@@ -57,8 +64,10 @@ type Controller struct {
 	data     []byte
 	dataAt   uint64
 	adminsAt uint64
-	// events counts the asynchronous event requests under way; event is what was told last.
+	// asked are the places of event requests under way, listen how many there should be. events is what was told, and
+	// not returned yet by Events.
 	asked  map[int]bool
+	listen int
 	events []nvme.AER
 
 	props Properties
@@ -256,6 +265,9 @@ func (c *Controller) Enable() error {
 	if err := c.askQueues(); err != nil {
 		return err
 	}
+	if err := c.askEvents(); err != nil {
+		return err
+	}
 	return c.askShadows()
 }
 
@@ -319,7 +331,9 @@ func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, err
 	p := Properties{Model: id.MN(), Serial: id.SN(), Firmware: id.FR(), SGL: id.SGLS()&3 == nvme.SGLSSupported,
 		WriteZeroes: id.ONCS()&nvme.ONCSWriteZeroes != 0, DSM: id.ONCS()&nvme.ONCSDSM != 0,
 		VolatileCache: id.VWC()&nvme.VWCPresent != 0, AtomicBlocks: int(id.AWUPF()) + 1, MaxTransfer: maxTransfer,
-		MaxRange: math.MaxUint32}
+		MaxRange: math.MaxUint32, Events: int(id.AERL()) + 1, Notices: id.OAES() & (nvme.AECNamespace | nvme.AECFirmware),
+		Activation: time.Duration(id.MTFA()) * 100 * time.Millisecond, WarningKelvin: id.WCTEMP(),
+		CriticalKelvin: id.CCTEMP()}
 	least := 4096 << caps.MPSMIN()
 	if m := id.MDTS(); m > 0 && m < 32 && least<<m < maxTransfer {
 		p.MaxTransfer = least << m
@@ -436,43 +450,6 @@ func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 type StatusError nvme.Status
 
 func (e StatusError) Error() string { return "status " + nvme.Status(e).String() }
-
-// told takes the completion of an asynchronous event request.
-func (c *Controller) told(place int, cqe *nvme.CQE) {
-	if !c.asked[place] {
-		return // a command that was given up
-	}
-	delete(c.asked, place)
-	if cqe.Status().OK() {
-		c.events = append(c.events, nvme.AER(cqe.DW0()))
-	}
-}
-
-// Events returns what the controller has told of itself since the last call, and asks for more.
-//
-// Errors: ErrLies.
-func (c *Controller) Events() ([]nvme.AER, error) {
-	for {
-		place, cqe, ok, err := c.admin.Reap()
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			break
-		}
-		c.told(place, &cqe)
-	}
-	c.admin.Seen()
-	if len(c.asked) == 0 {
-		e, place := c.admin.Next()
-		e.SetOpcode(nvme.AdminAsyncEvent)
-		c.asked[place] = true
-		c.admin.Submit()
-	}
-	events := c.events
-	c.events = nil
-	return events, nil
-}
 
 // Namespace returns the Identify data of a namespace, checked; 0: of the first active one.
 //

@@ -18,8 +18,14 @@ func (c *Controller) admin(e *nvme.SQE, cqe *nvme.CQE) (st nvme.Status, later bo
 		}
 		copy(b, c.identify(e))
 	case nvme.AdminSetFeatures:
+		if f := e.Features(); f.FID() == nvme.FIDAsyncEvent {
+			c.wanted = f.Value()
+			break
+		}
 		n := uint16(c.cfg.Vectors - 1)
 		cqe.SetDW0(nvme.NumberOfQueues(n, n))
+	case nvme.AdminGetLogPage:
+		return c.log(e), false
 	case nvme.AdminCreateIOCQ:
 		q := e.Queue()
 		if !q.Contiguous() || int(q.Vector()) >= c.cfg.Vectors || q.Entries() > c.cfg.Entries ||
@@ -46,7 +52,11 @@ func (c *Controller) admin(e *nvme.SQE, cqe *nvme.CQE) (st nvme.Status, later bo
 	case nvme.AdminAbort:
 		cqe.SetDW0(nvme.AbortNotDone)
 	case nvme.AdminAsyncEvent:
-		c.events = append(c.events, e.CID())
+		c.asked++
+		if len(c.requests) > int(c.cfg.AERL) {
+			return nvme.AERLimitExceeded | nvme.DNR, false
+		}
+		c.requests = append(c.requests, e.CID())
 		return 0, true
 	case nvme.AdminDoorbellBuffer:
 		if !c.cfg.Shadows {
@@ -70,6 +80,11 @@ func (c *Controller) identify(e *nvme.SQE) []byte {
 	ic.SetSQES(0x66)
 	ic.SetCQES(0x44)
 	ic.SetNN(1)
+	ic.SetAERL(c.cfg.AERL)
+	ic.SetOAES(nvme.AECNamespace | nvme.AECFirmware)
+	ic.SetMTFA(100)
+	ic.SetWCTEMP(350)
+	ic.SetCCTEMP(360)
 	ic.SetVWC(nvme.VWCPresent)
 	set := func(on bool, bit uint16) uint16 {
 		if on {

@@ -27,6 +27,9 @@ type Config struct {
 	SGL, WriteZeroes, DSM, Shadows bool
 	// Entries is the greatest length of a queue, 0: 1024. Vectors is how many interrupts it has, 0: 9.
 	Entries, Vectors int
+	// AERL is how many event requests it takes, less 1. Unmasked: it reports events again before their log page is read.
+	AERL     uint8
+	Unmasked bool
 	// Identify may change what the controller says of itself and of its namespace; nil: nothing.
 	Identify func(c *nvme.IdentifyController, n *nvme.IdentifyNamespace)
 }
@@ -48,7 +51,13 @@ type Controller struct {
 	nextAt    uint64
 	queues    map[uint16]*queue
 	rung      map[uint16]bool // queues whose doorbell was written to
-	events    []uint16        // CIDs of asynchronous event requests
+	requests  []uint16        // CIDs of event requests
+	asked     int             // event requests since the beginning
+	events    []nvme.AER      // not reported yet
+	masked    map[uint8]bool  // log pages that must be read before their events are reported again
+	wanted    uint32          // the Asynchronous Event Configuration
+	smart     nvme.SMARTLog
+	logs      map[uint8]int // log pages read
 	shadowsAt [2]uint64
 	vanished  bool
 	revoked   bool
@@ -103,7 +112,7 @@ func New(cfg Config) (*Controller, error) {
 	}
 	c := &Controller{cfg: cfg, kick: make(chan struct{}, 1), ended: make(chan struct{}),
 		disk: make([]byte, cfg.SizeBytes), regs: map[int]uint32{}, nextAt: 1 << 32, queues: map[uint16]*queue{},
-		rung: map[uint16]bool{}, commands: map[uint8]int{}}
+		rung: map[uint16]bool{}, commands: map[uint8]int{}, masked: map[uint8]bool{}, logs: map[uint8]int{}}
 	for range cfg.Vectors + 1 {
 		e, err := eventfd.New()
 		if err != nil {
@@ -235,7 +244,8 @@ func (c *Controller) configure(cc nvme.CC) {
 
 func (c *Controller) disable() {
 	c.resets++
-	c.queues, c.events, c.shadowsAt = map[uint16]*queue{}, nil, [2]uint64{}
+	c.queues, c.requests, c.shadowsAt = map[uint16]*queue{}, nil, [2]uint64{}
+	c.events, c.masked, c.wanted = nil, map[uint8]bool{}, 0
 	c.regs[nvme.PropCSTS] = 0
 }
 
@@ -365,6 +375,9 @@ func (c *Controller) serve(q *queue) (any bool) {
 			a.Corrupt(cqe)
 		}
 		answered = c.complete(q, cqe) || answered
+	}
+	if any && q.id == 0 {
+		c.report()
 	}
 	if answered && q.vector >= 0 {
 		c.interrupts++
