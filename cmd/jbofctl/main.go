@@ -188,6 +188,8 @@ damaged or lost (kv check, repair, export, import); 130 interrupted.`,
 			leaf("list", "List the daemon's drives", none, x.ssdList),
 			leaf("show NAME|PATH", "Show a drive and the extents on it, of the daemon or, by path, of a drive that "+
 				"nobody uses", one("NAME|PATH"), x.ssdShow),
+			leaf("smart-log NAME|PATH", "Show what a drive says of its health, with the names of nvme smart-log",
+				one("NAME|PATH"), x.smartLog),
 			x.formatCommand())...,
 		),
 		noun("subsystem", "NVM subsystems", leaf("list", "List the subsystems", none, x.subsystemList)),

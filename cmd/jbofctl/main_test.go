@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
@@ -37,7 +38,10 @@ var answers = map[string]any{
 	admin.PathSSDs: admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{
 		{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme7n1", SizeBytes: 4 << 30,
 			FreeBytes: 3 << 30, Policy: "jbof", CongestionState: "avoidance", WriteCost: 3.14, Extents: []admin.Extent{
-				{UUID: uuid, Use: "block", NSID: 9, SubNQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}}},
+				{UUID: uuid, Use: "block", NSID: 9, SubNQN: "nqn.2026-11.example.jbofd:old", LengthBytes: 1 << 30}},
+			Health: &admin.Health{CriticalWarning: 9, Temperature: 311, AvailableSpare: 7, SpareThreshold: 10,
+				PercentUsed: 83, DataUnitsWritten: 4 << 20, MediaErrors: 21, UnsafeShutdowns: 5,
+				WarningTemperature: 343, Read: time.Unix(1700000000, 0).UTC()}},
 		{Name: "ssd1", Error: "it vanished", Extents: []admin.Extent{}}}},
 	admin.PathSubsystems: admin.List[admin.Subsystem]{APIVersion: admin.Version,
 		Items: []admin.Subsystem{{SubNQN: "nqn.2026-11.example.jbofd:blocks", AllowAnyHost: true, Hosts: []string{},
@@ -126,7 +130,10 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		{"status", []string{"box7", "1.2.3", "ready", "no", "ssd ssd1: it vanished", "10.0.0.1:4420"}},
 		{"ssd list", []string{"NAME", "ssd0", "4GiB", "3GiB", "io_uring", "/dev/nvme7n1", "failed", "POLICY", "jbof",
 			"avoidance", "3.1"}},
-		{"ssd show ssd0", []string{"ssd0", "4GiB", "nqn.2026-11.example.jbofd:old", uuid}},
+		{"ssd show ssd0", []string{"ssd0", "4GiB", "nqn.2026-11.example.jbofd:old", uuid,
+			"warnings: 0x9 spare read_only; 38 °C, spare 7%, used 83%, media errors 21"}},
+		{"ssd smart-log ssd0", []string{"0x9 spare read_only", "38 °C", "7%", "10%", "83%", "4194304 (2000GiB)", "21",
+			"70 °C", "unknown", "2023-11-14T22:13:20Z"}},
 		{"ssd show ssd1", []string{"failed", "it vanished"}},
 		{"subsystem list", []string{"nqn.2026-11.example.jbofd:blocks", "any"}},
 		{"namespace list", []string{"nqn.2026-11.example.jbofd:blocks", "yes", "u-u-i-d",
@@ -187,9 +194,9 @@ func TestAnswersNameOneThingAlike(t *testing.T) {
 
 func TestJSONAndYAMLSayTheSameAndCarryTheVersion(t *testing.T) {
 	s := fake(t)
-	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "subsystem list", "namespace list",
-		"connection list", "tenant list", "swap list", "cluster status", "cluster ring", "cluster chains",
-		"cluster drain n1", "config reload", "reload --dry-run"} {
+	for _, line := range []string{"status", "ssd list", "ssd show ssd0", "ssd smart-log ssd0", "subsystem list",
+		"namespace list", "connection list", "tenant list", "swap list", "cluster status", "cluster ring",
+		"cluster chains", "cluster drain n1", "config reload", "reload --dry-run"} {
 		args := append(strings.Fields(line), "--socket", s, "-o")
 		_, j, _ := run(t, append(args, "json")...)
 		_, y, _ := run(t, append(args, "yaml")...)
@@ -227,6 +234,7 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 	}{
 		{0, "--help"}, {0, "--version"}, {0, "ssd format --help"},
 		{1, "status --socket /nonexistent/socket"}, {1, "ssd show nosuch --socket " + s},
+		{1, "ssd smart-log ssd1 --socket " + s},
 		{1, "namespace delete --yes " + uuid + " --socket " + s},
 		{2, "status extra"}, {2, "status --nosuch"}, {2, "-o xml status"}, {2, "ssd"}, {2, "ssd nosuch"}, {2, "nosuch"},
 		{2, "ssd show"}, {2, "ssd format"},

@@ -74,6 +74,7 @@ func (x *cli) ssdShow(c *cobra.Command, args []string) error {
 		row(t, "policy", a.Policy)
 		row(t, "congestion", a.CongestionState)
 		row(t, "write cost", writeCost(a.SSD))
+		row(t, "health", health(a.Health))
 		if a.Error != "" {
 			row(t, "error", a.Error)
 		}
@@ -133,8 +134,12 @@ func (x *cli) findSSD(c *cobra.Command, what string) (ssdAnswer, error) {
 // describe is a drive without its label.
 func describe(dev ssd.Device) ssdAnswer {
 	i := dev.Info()
-	return ssdAnswer{admin.Version, admin.SSD{Backend: i.Backend, Path: i.Path, Engine: i.Engine,
+	a := ssdAnswer{admin.Version, admin.SSD{Backend: i.Backend, Path: i.Path, Engine: i.Engine,
 		SizeBytes: i.SizeBytes, Extents: []admin.Extent{}}}
+	if h, ok := ssd.HealthOf(dev); ok {
+		a.Health = admin.NewHealth(&h)
+	}
+	return a
 }
 
 // fill adds what the label says.

@@ -163,6 +163,8 @@ type SSD struct {
 	// underutilised and 0.
 	CongestionState string  `json:"congestionState,omitempty"`
 	WriteCost       float64 `json:"writeCost"`
+	// Health is what the drive says of itself; nil if it does not say anything.
+	Health *Health `json:"health,omitempty"`
 	// ActiveTenants is the number of tenants that have commands waiting or outstanding.
 	ActiveTenants int `json:"activeTenants"`
 }

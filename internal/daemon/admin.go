@@ -309,6 +309,9 @@ func (n *Node) listSSDs() any {
 		a.Engine, a.SizeBytes = info.Engine, info.SizeBytes
 		a.FreeBytes, a.UUID = lab.FreeBytes(), lab.DriveUUID.String()
 		schedulingOf(&a, d.drive)
+		if h, ok := d.health(); ok {
+			a.Health = admin.NewHealth(&h)
+		}
 		if err := d.dev.Healthy(); err != nil {
 			a.Error = err.Error()
 		}

@@ -40,6 +40,8 @@ type openSSD struct {
 	dev   ssd.Device
 	label *label.Store
 	drive *drive.Drive
+	// health is what the drive says of itself, or false. It does no I/O.
+	health func() (ssd.Health, bool)
 	// backgroundWeight is that of its key-value stores' own work.
 	backgroundWeight int
 }
@@ -140,6 +142,7 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 	}
 	n.closing(func() { _ = o.Close() })
 	d.label, d.drive = store, o
+	d.health = func() (ssd.Health, bool) { return ssd.HealthOf(dev) }
 	info := d.dev.Info()
 	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
 		"size", config.Bytes(info.SizeBytes).String(), "block_size", info.BlockSize, "volatile_cache",
@@ -153,6 +156,7 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		Info:     info,
 		Healthy:  d.dev.Healthy,
 		Fallback: func() error { return fallbackReason(dev) },
+		Health:   d.health,
 		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
 	})
 	return nil
@@ -160,7 +164,10 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 
 // openController opens a drive of an NVMe controller that jbofd drives itself.
 func openController(n *Node, sc config.SSD) (ssd.Device, error) {
-	dev, err := vfio.OpenAddress(vfio.Config{Name: sc.Name, Address: sc.Address, NSID: sc.NSID, Pool: n.pool})
+	events := newTurnLog(n.log, 1, n.tel.LogDropped)
+	n.closing(events.close) // after the device, which calls it
+	dev, err := vfio.OpenAddress(vfio.Config{Name: sc.Name, Address: sc.Address, NSID: sc.NSID, Pool: n.pool,
+		Event: func(kind ssd.HealthEvent, what string) { events.driveReports(sc.Name, kind, what) }})
 	if err != nil {
 		return nil, err
 	}

@@ -175,6 +175,11 @@ func (l *turnLog) deviceFailed(name string, op pipeline.Op, err error) {
 	})
 }
 
+// driveReports adds a line about an event that a drive has reported.
+func (l *turnLog) driveReports(name string, kind ssd.HealthEvent, what string) {
+	l.add(func(log *slog.Logger) { log.Warn("the drive reports "+what, "ssd", name, "type", kind.String()) })
+}
+
 // damaged adds a line about something in a key-value store that is not what was written.
 func (l *turnLog) damaged(nqn string, nsid uint32, ssd string, d kvstore.Damage) {
 	l.add(func(log *slog.Logger) {

@@ -30,6 +30,9 @@ func (u Uint128) Uint64() uint64 {
 	return u.Lo
 }
 
+// Float64 returns the value, as near as a float64 comes to it.
+func (u Uint128) Float64() float64 { return float64(u.Hi)*(1<<64) + float64(u.Lo) }
+
 // Add returns u+v, wrapping at 2^128.
 func (u Uint128) Add(v uint64) Uint128 {
 	lo, carry := bits.Add64(u.Lo, v, 0)

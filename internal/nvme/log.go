@@ -136,6 +136,9 @@ const (
 func (l *SMARTLog) CriticalWarning() uint8     { return l[smartCriticalWarning] }
 func (l *SMARTLog) SetCriticalWarning(v uint8) { l[smartCriticalWarning] = v }
 
+// Celsius returns a temperature of a SMARTLog, which is in whole kelvins, in degrees Celsius, as other hosts do.
+func Celsius(kelvin uint16) int { return int(kelvin) - 273 }
+
 // Temperature is the composite temperature in kelvin.
 func (l *SMARTLog) Temperature() uint16     { return le.Uint16(l[smartTemperature:]) }
 func (l *SMARTLog) SetTemperature(v uint16) { le.PutUint16(l[smartTemperature:], v) }

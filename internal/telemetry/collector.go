@@ -145,6 +145,7 @@ func metrics() []metric {
 			}
 		}
 	}
+	all = append(all, healthMetrics()...)
 	all = append(all, schedulerMetrics()...)
 	all = append(all, rdmaMetrics()...)
 	all = append(all, kvMetrics()...)
@@ -277,6 +278,11 @@ func collectSSD(s SSD, put func(m metric, v float64, labels ...string)) {
 	put(ssdCapacity, float64(i.SizeBytes), i.Name)
 	put(ssdUp, boolValue(s.Healthy == nil || s.Healthy() == nil), i.Name)
 	put(ssdFallback, boolValue(s.Fallback != nil && s.Fallback() != nil), i.Name)
+	if s.Health != nil {
+		if h, ok := s.Health(); ok {
+			collectHealth(i.Name, &h, put)
+		}
+	}
 	if s.Stats == nil {
 		return
 	}

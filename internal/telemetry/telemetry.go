@@ -170,6 +170,8 @@ type SSD struct {
 	// Fallback returns nil or the reason why the drive is used in a slower way than configured. A nil function stands
 	// for never.
 	Fallback func() error
+	// Health returns what the drive says of itself, or false. It does no I/O. A nil function stands for nothing.
+	Health func() (ssd.Health, bool)
 	// Stats fills in the drive's counters. It may be called at any time until RemoveSSD. A nil function stands for no
 	// counters.
 	Stats func(*SSDStats)

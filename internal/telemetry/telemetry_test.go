@@ -20,6 +20,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"pgregory.net/rapid"
 
+	"jbofd/internal/nvme"
 	"jbofd/internal/pipeline"
 	"jbofd/internal/ssd"
 )
@@ -41,6 +42,18 @@ func full() *Telemetry {
 		Info:    ssd.Info{Name: "ssd0", Backend: "file", Engine: "io_uring", Path: "/dev/nvme0n1", SizeBytes: 1 << 30},
 		Healthy: func() error { return nil },
 		Stats:   func(s *SSDStats) { s.Completed[ssd.Read], s.TimeNS[ssd.Read] = 7, 1_500_000_000 },
+		Health: func() (ssd.Health, bool) {
+			h := ssd.Health{WarningKelvin: 343, CriticalKelvin: 353}
+			h.Events[ssd.EventSMART] = 2
+			h.SMART.SetCriticalWarning(nvme.SMARTWarnReadOnly)
+			h.SMART.SetTemperature(311)
+			h.SMART.SetAvailableSpare(93)
+			h.SMART.SetAvailableSpareThreshold(10)
+			h.SMART.SetPercentageUsed(120)
+			h.SMART.SetMediaErrors(nvme.Uint128{Lo: 3, Hi: 1})
+			h.SMART.SetUnsafeShutdowns(nvme.U128(17))
+			return h, true
+		},
 	})
 	t.SetSubsystems([]Subsystem{{NQN: "nqn.2026-11.example.jbofd:a", Serial: "S1", Model: "jbofd",
 		Namespaces: []Namespace{{NSID: 1, SSD: "ssd0", UUID: "6f8b1c1e-6c29-4b5a-9a55-0d7f3f4f2c11", Type: "block",

@@ -331,7 +331,8 @@ func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, err
 	p := Properties{Model: id.MN(), Serial: id.SN(), Firmware: id.FR(), SGL: id.SGLS()&3 == nvme.SGLSSupported,
 		WriteZeroes: id.ONCS()&nvme.ONCSWriteZeroes != 0, DSM: id.ONCS()&nvme.ONCSDSM != 0,
 		VolatileCache: id.VWC()&nvme.VWCPresent != 0, AtomicBlocks: int(id.AWUPF()) + 1, MaxTransfer: maxTransfer,
-		MaxRange: math.MaxUint32, Events: int(id.AERL()) + 1, Notices: id.OAES() & (nvme.AECNamespace | nvme.AECFirmware),
+		MaxRange: math.MaxUint32, Events: int(id.AERL()) + 1,
+		Notices:    id.OAES() & (nvme.AECNamespace | nvme.AECFirmware),
 		Activation: time.Duration(id.MTFA()) * 100 * time.Millisecond, WarningKelvin: id.WCTEMP(),
 		CriticalKelvin: id.CCTEMP()}
 	least := 4096 << caps.MPSMIN()

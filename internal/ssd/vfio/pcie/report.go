@@ -92,7 +92,8 @@ func (c *Controller) Paused() bool {
 var logBytes = map[uint8]int{nvme.LIDSMART: len(nvme.SMARTLog{}), nvme.LIDFirmwareSlot: len(nvme.FirmwareSlotLog{}),
 	nvme.LIDChangedNS: len(nvme.NSList{})}
 
-// Log reads a log page of the whole controller, from its beginning, and thereby clears the event that the page explains.
+// Log reads a log page of the whole controller, from its beginning, and thereby clears the event that the page
+// explains.
 //
 // Errors: as Do.
 func (c *Controller) Log(lid uint8) ([]byte, error) {

@@ -27,7 +27,8 @@ type Config struct {
 	SGL, WriteZeroes, DSM, Shadows bool
 	// Entries is the greatest length of a queue, 0: 1024. Vectors is how many interrupts it has, 0: 9.
 	Entries, Vectors int
-	// AERL is how many event requests it takes, less 1. Unmasked: it reports events again before their log page is read.
+	// AERL is how many event requests it takes, less 1. Unmasked: it reports events again before their log page is
+	// read.
 	AERL     uint8
 	Unmasked bool
 	// Identify may change what the controller says of itself and of its namespace; nil: nothing.
