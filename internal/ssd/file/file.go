@@ -100,6 +100,8 @@ type Device struct {
 	queues   map[*queue]struct{}
 	fallback error // why io_uring is not used, or not on every queue
 	closed   bool
+	// mapping are calls of NextData under way, which use fd without mu: a file system may take long to answer them.
+	mapping sync.WaitGroup
 }
 
 // Open opens, locks and if need be creates the device.
@@ -299,6 +301,9 @@ func (d *Device) Info() ssd.Info { return d.info }
 
 // Healthy implements ssd.Device.
 //
+// It asks for what the kernel knows of the file: a server of a file system (FUSE, NFS) that hangs is not waited for.
+// What is deleted or truncated there is noticed when requests fail, or the kernel asks the server for another reason.
+//
 // Errors: ErrGone if the drive vanished, the device was closed, or the file was
 // deleted beneath us; ErrMedia if it was truncated.
 func (d *Device) Healthy() error {
@@ -313,14 +318,15 @@ func (d *Device) Healthy() error {
 	if d.closed {
 		return ssd.ErrGone
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(d.fd, &st); err != nil {
+	var st unix.Statx_t
+	if err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_NLINK|unix.STATX_SIZE,
+		&st); err != nil {
 		return fmt.Errorf("%w: %s: %w", ssd.ErrGone, d.info.Path, err)
 	}
 	if st.Nlink == 0 {
 		return fmt.Errorf("%w: %s was deleted", ssd.ErrGone, d.info.Path)
 	}
-	if st.Size < d.info.SizeBytes || d.truncated.Load() {
+	if int64(st.Size) < d.info.SizeBytes || d.truncated.Load() {
 		return fmt.Errorf("%w: %s was truncated to %d bytes, %d expected", ssd.ErrMedia, d.info.Path, st.Size,
 			d.info.SizeBytes)
 	}
@@ -372,6 +378,7 @@ func (d *Device) Close() error {
 		q.Wake()
 	}
 	d.workers.close()
+	d.mapping.Wait()
 	// The kernel may keep the file open for a moment after the rings are closed.
 	errs = append(errs, unix.Flock(d.fd, unix.LOCK_UN))
 	errs = append(errs, d.file.Close())

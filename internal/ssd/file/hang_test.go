@@ -1,6 +1,9 @@
 package file
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 	"time"
@@ -111,6 +114,63 @@ func testHang(t *testing.T, block bool, engine string) {
 		}
 	}
 	if err := free(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNobodyWaitsForQuestionsAboutAFileThatHangs: where a file has data, its file system may take for ever to say.
+// Until then the drive tells its health, and queues are opened and closed.
+func TestNobodyWaitsForQuestionsAboutAFileThatHangs(t *testing.T) {
+	images.Private(t)
+	dir := t.TempDir()
+	m := images.New(t, dir, 8<<20, "hangs")
+	d := open(t, Config{Path: m.Path(0)})
+	t.Cleanup(func() { m.Answer(0) })
+	behind, err := os.OpenFile(filepath.Join(dir, "hangs"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := behind.Write(make([]byte, 4096)); err != nil {
+		t.Fatal(err)
+	}
+	if err := behind.Close(); err != nil {
+		t.Fatal(err)
+	}
+	m.Silence(0)
+	extent := make(chan ssd.Extent, 1)
+	go func() { extent <- d.NextData(0) }()
+	m.AwaitKept(0, 1)
+	others := make(chan error, 1)
+	go func() {
+		q, err := d.OpenQueue(4)
+		if err == nil {
+			err = q.Close()
+		}
+		others <- errors.Join(err, d.Healthy())
+	}()
+	select {
+	case err := <-others:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("health and queues wait for where the data is")
+	}
+	select {
+	case e := <-extent:
+		t.Errorf("a file system that hangs has answered: %v", e)
+	default:
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- d.Close() }()
+	for !d.gone.Load() { // the queues are closed, but the file is in use
+		runtime.Gosched()
+	}
+	m.Answer(0)
+	if e, want := <-extent, (ssd.Extent{Start: 0, End: 4096}); e != want {
+		t.Errorf("the first data are at %v, want %v", e, want)
+	}
+	if err := <-closed; err != nil {
 		t.Error(err)
 	}
 }

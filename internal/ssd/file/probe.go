@@ -118,10 +118,13 @@ func (d *Device) probeNowait() error {
 func (d *Device) NextData(offset int64) ssd.Extent {
 	rest := ssd.Extent{Start: offset, End: d.info.SizeBytes}
 	d.mu.Lock()
-	defer d.mu.Unlock()
 	if d.block || d.closed || offset >= rest.End {
+		d.mu.Unlock()
 		return rest
 	}
+	d.mapping.Add(1)
+	d.mu.Unlock()
+	defer d.mapping.Done()
 	start, err := unix.Seek(d.fd, offset, unix.SEEK_DATA)
 	if err == unix.ENXIO {
 		return ssd.Extent{Start: rest.End, End: rest.End}

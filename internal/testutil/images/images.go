@@ -137,7 +137,7 @@ func (m *Images) close() {
 	}
 }
 
-// Silence keeps all reads, writes and syncs of an image from now on.
+// Silence keeps all reads, writes and syncs of an image from now on, and questions for its size and its holes.
 func (m *Images) Silence(i int) { m.set(i, mood{silent: true}) }
 
 // Slow has each read, write and sync of an image take so much longer.
@@ -151,9 +151,21 @@ func (m *Images) Answer(i int) { m.set(i, mood{}) }
 
 func (m *Images) set(i int, next mood) {
 	m.t.Helper()
+	m.ask("mood", i, next.silent, next.fails, int64(next.delay))
+}
+
+// AwaitKept returns when so many requests wait for an image that is silent.
+func (m *Images) AwaitKept(i, n int) {
+	m.t.Helper()
+	m.ask("kept", i, n)
+}
+
+// ask gives the server a command and waits until it is carried out.
+func (m *Images) ask(command ...any) {
+	m.t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, err := fmt.Fprintln(m.commands, i, next.silent, next.fails, int64(next.delay))
+	_, err := fmt.Fprintln(m.commands, command...)
 	if err == nil {
 		_, err = m.answers.ReadString('\n')
 	}

@@ -28,6 +28,7 @@ func init() {
 // serveImages serves until nobody uses the file system any more, or the test has ended.
 func serveImages(names []string) {
 	s := &server{fd: 3, names: names, moods: make([]mood, len(names)), kept: make([][]fuseRequest, len(names))}
+	s.more.L = &s.mu
 	for i := range names {
 		s.files = append(s.files, os.NewFile(uintptr(4+i), names[i]))
 	}
@@ -50,29 +51,56 @@ type server struct {
 
 	mu    sync.Mutex
 	moods []mood
-	// kept are requests for images that are silent, by index.
+	// kept are requests for images that are silent, by index; more is signalled when one is added.
 	kept [][]fuseRequest
+	more sync.Cond
 }
 
 // listen carries out the commands of the test, and answers each with a line.
 func (s *server) listen(commands io.Reader) {
 	for lines := bufio.NewScanner(commands); lines.Scan(); {
-		var i int
+		var name string
+		var i, n int
 		var next mood
-		if _, err := fmt.Sscan(lines.Text(), &i, &next.silent, &next.fails, (*int64)(&next.delay)); err != nil {
+		_, err := fmt.Sscan(lines.Text(), &name, &i)
+		switch _, arguments, _ := strings.Cut(lines.Text(), fmt.Sprint(name, " ", i, " ")); name {
+		case "mood":
+			_, e := fmt.Sscan(arguments, &next.silent, &next.fails, (*int64)(&next.delay))
+			err = errors.Join(err, e)
+			s.change(i, next)
+		case "kept":
+			_, e := fmt.Sscan(arguments, &n)
+			err = errors.Join(err, e)
+			s.awaitKept(i, n)
+		}
+		if err != nil {
 			panic(err)
 		}
-		s.mu.Lock()
-		if s.moods[i] = next; !next.silent {
-			for _, q := range s.kept[i] {
-				s.do(q)
-			}
-			s.kept[i] = nil
-		}
-		s.mu.Unlock()
-		fmt.Println(i)
+		fmt.Println(name)
 	}
 	os.Exit(0) // with the last one who has /dev/fuse open, all requests end
+}
+
+// change gives an image another mood.
+func (s *server) change(i int, next mood) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.moods[i] = next; next.silent {
+		return
+	}
+	for _, q := range s.kept[i] {
+		s.do(q)
+	}
+	s.kept[i] = nil
+}
+
+// awaitKept returns when so many requests are kept.
+func (s *server) awaitKept(i, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for len(s.kept[i]) < n {
+		s.more.Wait()
+	}
 }
 
 // fuseRequest is a request of the kernel: its header of 40 bytes and what follows.
@@ -87,6 +115,7 @@ const (
 	fuseOpen, fuseRead, fuseWrite, fuseStatfs        = 14, 15, 16, 17
 	fuseRelease, fuseFsync, fuseFlush, fuseInit      = 18, 20, 25, 26
 	fuseInterrupt, fuseDestroy, fuseBatchForget      = 36, 38, 42
+	fuseLseek                                        = 46
 
 	fuseOpcode, fuseUnique, fuseNode, fuseBody = 4, 8, 16, 40
 	fuseMaxWrite                               = 128 << 10
@@ -113,14 +142,16 @@ func (s *server) take(q fuseRequest) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	op, i := q.u32(fuseOpcode), int(q.u64(fuseNode))-fuseRoot-1
-	if op != fuseRead && op != fuseWrite && op != fuseFsync {
+	if i < 0 {
 		s.do(q)
 		return
 	}
+	io := op == fuseRead || op == fuseWrite || op == fuseFsync
 	switch m := s.moods[i]; {
-	case m.silent:
+	case m.silent && (io || op == fuseGetattr || op == fuseLseek):
 		s.kept[i] = append(s.kept[i], q)
-	case m.delay > 0:
+		s.more.Signal()
+	case m.delay > 0 && io:
 		time.AfterFunc(m.delay, func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -184,6 +215,10 @@ func (s *server) do(q fuseRequest) {
 		_, err = s.files[i].WriteAt(data, int64(q.u64(fuseBody+8)))
 		out = make([]byte, 8)
 		le.PutUint32(out, uint32(len(data)))
+	case fuseLseek:
+		var at int64
+		at, err = unix.Seek(int(s.files[i].Fd()), int64(q.u64(fuseBody+8)), int(q.u32(fuseBody+16)))
+		out = binary.LittleEndian.AppendUint64(nil, uint64(at))
 	case fuseStatfs:
 		out = make([]byte, 80)
 		le.PutUint32(out[40:], 4096)
