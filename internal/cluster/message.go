@@ -20,7 +20,9 @@ import (
 //	                u64 sequence number, i64 stamp, u64 epoch, u8 flags, u64 version, u8 refusal,
 //	                uvarint n, n B record of the view
 //
-// so that an answer which grants authority, of a manager called "a" at "h:1", has 75 bytes:
+// A Report has the same fields up to the incarnation in all protocol versions, and an Answer that refuses one has the
+// same form, so that a node of another version can be told. An answer that grants authority, of a manager called "a" at
+// "h:1", has 75 bytes:
 //
 //	4a 42 43 41  cc cc cc cc  01 00               "JBCA", CRC32C, version 1
 //	08 00 00 00 00 00 00 00                       term 8
@@ -142,8 +144,11 @@ func decodeReport(b []byte) (*Report, error) {
 		return nil, err
 	}
 	r := &Report{Term: d.u64(), Seq: d.u64(), Echo: int64(d.u64()), Cluster: d.uuid(), Protocol: d.u16(),
-		Name: d.name(), Address: d.name(), Incarnation: Incarnation(d.u64()), Seen: view.Epoch(d.u64()),
-		Version: d.u64()}
+		Name: d.name(), Address: d.name(), Incarnation: Incarnation(d.u64())}
+	if r.Protocol != Protocol && !d.bad {
+		return r, nil // what follows has another form
+	}
+	r.Seen, r.Version = view.Epoch(d.u64()), d.u64()
 	flags := d.below(2 * flagConnected)
 	r.Full, r.Connected = flags&flagFull != 0, flags&flagConnected != 0
 	if r.Full {

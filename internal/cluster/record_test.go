@@ -13,8 +13,8 @@ import (
 
 func someMap() *Map {
 	v := &view.View{Cluster: uuid.UUID{1}, Epoch: 7, Replicas: 2, HashSeed: 5, Chains: make([]view.Chain, 16),
-		Versions: make([]uint32, 16), Nodes: []view.Node{{Name: "a"}, {Name: "b", Domain: "rack"}},
-		Partitions: []view.Partition{{ID: uuid.UUID{2}, Weight: 9}, {ID: uuid.UUID{3}, Node: 1, Weight: 9}}}
+		Versions: make([]uint32, 16), Nodes: []view.Node{{Name: "a"}, {Name: "b", Domain: "rack", Out: true}},
+		Partitions: []view.Partition{{ID: uuid.UUID{2}, Weight: 9}, {ID: uuid.UUID{3}, Node: 1, Weight: 9, Out: true}}}
 	for r := range v.Chains {
 		v.Chains[r] = view.Chain{{Partition: 0, Since: 3}, {Partition: 1, State: view.Filling, Since: 7}}
 	}
