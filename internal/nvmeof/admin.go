@@ -53,6 +53,9 @@ type AdminArgs struct {
 	Data []byte
 	// Usage returns the figures of the SMART log.
 	Usage func(*Controller) Usage
+	// Health returns the SMART log of a drive, by its number; false if the drive says nothing. nil: none does. It does
+	// no I/O.
+	Health func(ssd int) (nvme.SMARTLog, bool)
 	// Lost is as in ConnectArgs.
 	Lost func(ConnID) bool
 }

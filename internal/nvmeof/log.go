@@ -34,7 +34,7 @@ func (c *Controller) getLogPage(now int64, a AdminArgs) Reply {
 		if nsid := a.SQE.NSID(); nsid != 0 && nsid != nvme.NSIDBroadcast {
 			return fail(nvme.InvalidField) // LPA: not per namespace
 		}
-		log = c.smartLog(now, a.Usage(c))
+		log = c.smartLog(now, a.Usage(c), a.Health)
 	case lid == nvme.LIDFirmwareSlot:
 		var l nvme.FirmwareSlotLog
 		l.SetAFI(1)
@@ -103,14 +103,20 @@ func (c *Controller) errorLog() []byte {
 	return log[:cap(log)]
 }
 
-// smartLog is the SMART / Health Information log. Only the counters of commands and errors are the controller's own.
-// The health of the drives is not in it, because the controller spans several: temperature (in kelvin) and spare are
-// those of a sound device, and the power-on hours are the time since now was 0, when the daemon started.
-func (c *Controller) smartLog(now int64, u Usage) []byte {
+// smartLog is the SMART / Health Information log. The counters of commands and errors are the controller's own, and the
+// power-on hours are the time since now was 0, when the daemon started. The other fields are the worst that a drive of
+// the host's namespaces says; they are zero if none says anything, as those of nvmet and of SPDK are.
+func (c *Controller) smartLog(now int64, u Usage, health func(ssd int) (nvme.SMARTLog, bool)) []byte {
 	var l nvme.SMARTLog
-	l.SetTemperature(298)
-	l.SetAvailableSpare(100)
-	l.SetAvailableSpareThreshold(10)
+	if health != nil {
+		first := true
+		for _, ssd := range c.table.ssds() {
+			if d, ok := health(ssd); ok {
+				worsen(&l, &d, first)
+				first = false
+			}
+		}
+	}
 	// Data units are thousands of 512 bytes, rounded up.
 	units := func(b uint64) nvme.Uint128 { return nvme.U128((b + 511999) / 512000) }
 	l.SetDataUnitsRead(units(u.ReadBytes))
@@ -121,6 +127,29 @@ func (c *Controller) smartLog(now int64, u Usage) []byte {
 	l.SetErrorLogEntries(nvme.U128(c.errorCount))
 	l.SetPowerOnHours(nvme.U128(uint64(now / 3600e9)))
 	return l[:]
+}
+
+// worsen makes l as bad as a drive's log where that is worse. first: l has nothing of a drive yet.
+func worsen(l, d *nvme.SMARTLog, first bool) {
+	l.SetCriticalWarning(l.CriticalWarning() | d.CriticalWarning())
+	l.SetTemperature(max(l.Temperature(), d.Temperature()))
+	margin := func(l *nvme.SMARTLog) int { return int(l.AvailableSpare()) - int(l.AvailableSpareThreshold()) }
+	if first || margin(d) < margin(l) {
+		l.SetAvailableSpare(d.AvailableSpare())
+		l.SetAvailableSpareThreshold(d.AvailableSpareThreshold())
+	}
+	l.SetPercentageUsed(max(l.PercentageUsed(), d.PercentageUsed()))
+	l.SetPowerCycles(most(l.PowerCycles(), d.PowerCycles()))
+	l.SetUnsafeShutdowns(most(l.UnsafeShutdowns(), d.UnsafeShutdowns()))
+	l.SetWarningTempTime(max(l.WarningTempTime(), d.WarningTempTime()))
+	l.SetCriticalTempTime(max(l.CriticalTempTime(), d.CriticalTempTime()))
+}
+
+func most(a, b nvme.Uint128) nvme.Uint128 {
+	if a.Hi < b.Hi || a.Hi == b.Hi && a.Lo < b.Lo {
+		return b
+	}
+	return a
 }
 
 // changedLog is the Changed Namespace List; reading it without RAE empties it.

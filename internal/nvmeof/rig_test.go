@@ -64,6 +64,7 @@ type rig struct {
 	last   nvmeof.ConnID
 	slot   int
 	usage  nvmeof.Usage
+	health func(int) (nvme.SMARTLog, bool)
 	// slow: fences and flushes end only when the test says so. Otherwise they end at once.
 	slow    bool
 	pending []nvmeof.Action
@@ -179,7 +180,7 @@ func (r *rig) do(c *nvmeof.Controller, qid uint16, sqe *nvme.SQE, in []byte) (nv
 	copy(data, in)
 	r.slot++
 	reply := r.target.Admin(r.now, nvmeof.AdminArgs{Controller: c, QID: qid, Slot: r.slot, SQE: sqe, Data: data,
-		Usage: func(*nvmeof.Controller) nvmeof.Usage { return r.usage }})
+		Usage: func(*nvmeof.Controller) nvmeof.Usage { return r.usage }, Health: r.health})
 	r.settle()
 	return reply, data[:reply.Len]
 }

@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof"
+	"jbofd/internal/ssd"
 	"jbofd/internal/turn"
 )
 
@@ -284,7 +285,7 @@ func (s *Service) Connect(a nvmeof.ConnectArgs) nvmeof.ConnectReply {
 // what the machine cannot do by itself: it takes the command that an Abort names out of its connection, and fills in
 // how much of a key-value namespace is used. The caller executes the commands of one admin queue one after the other.
 func (s *Service) Admin(a nvmeof.AdminArgs) nvmeof.Reply {
-	a.Usage, a.Lost = s.usage, s.lost
+	a.Usage, a.Lost, a.Health = s.usage, s.lost, s.health
 	s.mu.Lock()
 	now := s.cfg.Clock()
 	s.target.ExpireOne(now, a.Controller, s.seen) // otherwise a command of long ago would be a sign of life
@@ -336,6 +337,15 @@ func (s *Service) RecordErrors(c *nvmeof.Controller, failed []nvmeof.Failed) {
 	s.mu.Lock()
 	c.RecordErrors(failed)
 	s.mu.Unlock()
+}
+
+// health is the SMART log of a drive, or false if the drive says nothing.
+func (s *Service) health(i int) (nvme.SMARTLog, bool) {
+	if i >= len(s.cfg.SSDs) || s.cfg.SSDs[i] == nil {
+		return nvme.SMARTLog{}, false
+	}
+	h, ok := ssd.HealthOf(s.cfg.SSDs[i].Device())
+	return h.SMART, ok
 }
 
 // usage sums what a controller's host did. mu is held.

@@ -435,6 +435,14 @@ func (d *Device) Healthy() error {
 	return d.inner.Healthy()
 }
 
+// Health implements ssd.HealthReporter, if the drive does.
+func (d *Device) Health() (ssd.Health, bool) {
+	if d.Healthy() != nil {
+		return ssd.Health{}, false
+	}
+	return ssd.HealthOf(d.inner)
+}
+
 func (d *Device) isGone() bool { return d.vanished || d.crashed || d.closed }
 
 // OpenQueue implements ssd.Device.
