@@ -1,7 +1,8 @@
 package vfio
 
-// bounces are buffers for data that is in memory which the device does not see. They are made when they are needed
-// first.
+// bounces are the bounce buffers of a queue, of bounceBytes each, for data in memory that is not mapped for the device,
+// or not aligned to 4 bytes. A buffer is allocated when all others are in use, up to maxBounces. The queue's mu guards
+// them.
 type bounces struct {
 	alloc func(n int) ([]byte, uint64, error)
 	all   []bounce
@@ -10,15 +11,15 @@ type bounces struct {
 
 type bounce struct {
 	memory []byte
-	at     uint64
+	at     uint64 // IOVA
 }
 
-// maxBounces is how many a queue has at most.
+// maxBounces is how many bounce buffers a queue has at most.
 const maxBounces = 8
 
-// take returns the number of a buffer; -1: all are in use.
+// take returns the number of a free buffer; -1: all are in use.
 //
-// Errors: there is none, and no memory for one.
+// Errors: those of alloc, if the queue has no buffer yet.
 func (b *bounces) take() (int16, error) {
 	if n := len(b.free); n > 0 {
 		i := b.free[n-1]

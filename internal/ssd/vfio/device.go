@@ -1,18 +1,39 @@
 // Package vfio implements a drive by an NVMe driver of its own, in user space: it owns a PCI function (package pci, by
-// VFIO) and talks to its controller through queues in memory (package pcie). No call of the kernel is on the path of a
-// request; the kernel is asked only to wait for an interrupt when there is nothing to do.
+// VFIO) and talks to its controller through queues in memory (package pcie). In steady state a request makes no system
+// call. The exceptions are: the first command after the drive was idle wakes the keeper (one write to an eventfd), and
+// so does a command that is retried; a Poll that blocks waits for an interrupt, or is woken, through an eventfd; the
+// first use of a region of the pool maps it for the device, and the first uses of bounce buffers allocate them.
 //
 //	Queue.Submit ──> commands in a pcie.Ring ══> controller
 //	Queue.Poll   <── completions in the Ring <══ controller ──> interrupt ──> the Poll that waits
-//	keeper ── admin commands: rings made and deleted, timeouts, events
+//	keeper ── admin commands: rings created and deleted, Aborts, asynchronous events
 //
-// A request longer than a command may be is carried out in parts. Memory of the bufpool is mapped for the device region
-// by region, when it is first used, and read and written in place; data in other memory is copied.
+// A request longer than a command may be is carried out in parts, with one command for each. Memory of the bufpool is
+// mapped for the device (it gets an IOVA, an address in the device's address space) region by region, when it is first
+// used, and the device reads and writes it in place. Data in other memory is copied through bounce buffers.
 //
-// Every request is answered. A command that is not completed within Config.Timeout is aborted. If that does not help
-// within AbortTimeout, or the controller says what cannot be, the controller is reset, and commands that were under way
-// are sent again, a few times. If it cannot be reset, or is being removed, the device loses its access to all memory
-// first, and then all requests end with ssd.ErrGone.
+// # Timeouts
+//
+// Every request ends, whatever the controller does:
+//
+//   - The keeper checks the outstanding commands every 400 ms, or every quarter of Config.Timeout if that is shorter.
+//     A command that has been outstanding for Config.Timeout is aborted, so up to one such interval late.
+//   - The keeper sends Abort commands one after the other and waits for each. Meanwhile it checks no other queue, and
+//     OpenQueue and Close wait. If the controller refuses an Abort, nothing changes. If it does not answer an Abort
+//     within AdminTimeout, it is reset at once. It is also reset if an aborted command is outstanding for AbortTimeout
+//     more.
+//   - An Abort that works completes the command with the status Command Abort Requested. Like other statuses that say
+//     that the command may succeed later, without DNR (mayRetry), it has the command sent again, 100 ms later and with
+//     a new Timeout.
+//   - After a reset all outstanding commands are sent again at once. Other reasons for a reset are a fatal status
+//     (CSTS.CFS) and an invalid answer of the controller.
+//   - A command is sent at most four times (maxTries), whatever ended the earlier ones. After the fourth its request
+//     ends with the error of the status, usually ssd.ErrMedia, or with ssd.ErrMedia if a reset ended it. So if a drive
+//     completes a command only when it is aborted, the request ends after about four times Timeout.
+//   - While the controller activates firmware no command is aborted, for as long as it says that this may take, and for
+//     at least 10 s (minActivation).
+//   - If the controller cannot be reset, has vanished, or is being removed, the device loses its access to memory
+//     first (Revoke). Then all requests end with ssd.ErrGone, and so do later ones.
 package vfio
 
 import (
@@ -39,23 +60,24 @@ type Config struct {
 	NSID uint32
 	// Pool is where buffers usually come from. May be nil.
 	Pool *bufpool.Pool
-	// Timeout is how long a command may take until it is aborted, 0: 30 s. AbortTimeout is how long it may take then
-	// until the controller is reset, 0: 5 s. AdminTimeout bounds each admin command, 0: 10 s.
+	// Timeout is how long a command may be outstanding before it is aborted, 0: 30 s. A command that was aborted may be
+	// sent again, so a request may take a multiple of it. AbortTimeout is how much longer the command may be
+	// outstanding before the controller is reset, 0: 5 s. AdminTimeout bounds each admin command, 0: 10 s. See
+	// "Timeouts" above.
 	Timeout, AbortTimeout, AdminTimeout time.Duration
 	// HealthEvery is how often the drive's SMART log is read, 0: 1 min.
 	HealthEvery time.Duration
-	// Event is told what the drive reports of its own accord; nil: nobody is. It must not block. One goroutine calls
-	// it.
+	// Event is called with each asynchronous event of the drive; may be nil. It must not block. One goroutine calls it.
 	Event func(kind ssd.HealthEvent, what string)
 }
 
 const (
 	defaultTimeout      = 30 * time.Second
 	defaultAbortTimeout = 5 * time.Second
-	// maxTries is how often a command is sent, if it ends because the controller was reset, or with a status that says
-	// that it may be tried again.
+	// maxTries is how often a command is sent at most, whatever ended it: a reset, an Abort, or another status that
+	// allows a retry.
 	maxTries = 4
-	// retryDelay is how long such a command waits after such a status.
+	// retryDelay is how long a command that has ended with such a status waits before it is sent again.
 	retryDelay = 100 * time.Millisecond
 	// maxDepth bounds the depth of a queue.
 	maxDepth = 4096
@@ -66,50 +88,57 @@ var ErrConfig = errors.New("vfio: invalid configuration")
 
 // Device is an open drive.
 type Device struct {
-	cfg   Config
-	fn    pcie.Function
-	ctrl  *pcie.Controller // used by Open, and then by the keeper alone
+	cfg Config
+	fn  pcie.Function
+	// ctrl is used by Open, and then by the keeper alone, but for PageBytes, which is constant, Alloc, which any
+	// goroutine may call, and Free, which Close calls after the keeper has ended.
+	ctrl  *pcie.Controller
 	info  ssd.Info
 	props pcie.Properties
 	nsid  uint32
 	shift uint8
 
-	// zeroes is memory for writes of zeroes, if the drive has no command for that, or nil.
+	// zeroes is memory for writes of zeroes, if the drive has no Write Zeroes command, or nil. zeroesAt is its IOVA.
 	zeroes   []byte
 	zeroesAt uint64
 
-	// regions are where the device sees the regions of the pool, plus 1; 0: they are not mapped, refused: they cannot
-	// be, because of unmapped.
+	// regions has the IOVA of each region of the pool, plus 1. 0: the region is not mapped yet; refused: Map has
+	// failed, with the error in unmapped. mapping guards unmapped and admits one Map of a region at a time.
 	regions  []atomic.Uint64
 	mapping  sync.Mutex
 	unmapped error
 
 	gone atomic.Bool
-	// health is what the drive has said last, or nil; its Events are in heard.
+	// health is what the SMART log has said last, or nil. heard counts the drive's events, by kind. attention is the
+	// keeper's.
 	health    atomic.Pointer[ssd.Health]
 	heard     [ssd.HealthEvents]atomic.Uint64
-	attention attention // the keeper's
-	// idle: the keeper sleeps until it is signalled, because no command is under way.
+	attention attention
+	// idle: the keeper sleeps until it is signalled, or reads the SMART log, because no command is outstanding.
 	idle atomic.Bool
 
+	// mu guards what follows.
 	mu sync.Mutex
 	// why the device is gone; nil: it works.
 	why    error
 	closed bool
-	jobs   []func()
-	// queues are by their number, less 1; nil: free. spares are rings, with their memory, of queues that were closed.
+	// jobs are functions that the keeper is to call.
+	jobs []func()
+	// queues has the open queues, by QID less 1; nil: free. spares are the rings of queues that were closed, each with
+	// its memory. Only the keeper uses spares.
 	queues []*queue
 	spares []spare
 
 	keeper chan struct{} // closed when the keeper has ended
 }
 
-// refused is in Device.regions for what cannot be mapped.
+// refused is in Device.regions for a region that could not be mapped.
 const refused = ^uint64(0)
 
-// Open brings a controller up. It owns the function from then on, also if it fails.
+// Open enables a controller. It owns the function from then on, and closes it if it fails.
 //
-// Errors: those of pcie.Controller.
+// Errors: ErrConfig; those of pcie.NewController, Enable and Namespace; pcie.ErrUnsuited, if the namespace has no
+// blocks, or blocks that are longer than a transfer may be; the system's for memory.
 func Open(cfg Config, fn pcie.Function) (*Device, error) {
 	if cfg.Timeout == 0 {
 		cfg.Timeout = defaultTimeout
@@ -180,9 +209,10 @@ func (d *Device) open() error {
 // zeroesBytes is the length of Device.zeroes, and bounceBytes that of a buffer for a copy.
 const zeroesBytes, bounceBytes = 128 << 10, 128 << 10
 
-// describe takes what the controller has said of itself and of a namespace, which Check has found to be possible.
+// describe keeps the properties of the controller and of a namespace. id has been checked (IdentifyNamespace.Check,
+// which pcie.Controller.Namespace calls).
 //
-// Errors: pcie.ErrUnsuited.
+// Errors: those of makeInfo.
 func (d *Device) describe(nsid uint32, id *nvme.IdentifyNamespace) error {
 	d.props, d.nsid = d.ctrl.Properties(), nsid
 	info, err := makeInfo(&d.cfg, &d.props, id)
@@ -190,7 +220,9 @@ func (d *Device) describe(nsid uint32, id *nvme.IdentifyNamespace) error {
 	return err
 }
 
-// makeInfo is what package ssd wants to know.
+// makeInfo returns the ssd.Info of a namespace.
+//
+// Errors: pcie.ErrUnsuited, if the namespace has no blocks, or blocks that are longer than a transfer may be.
 func makeInfo(cfg *Config, p *pcie.Properties, id *nvme.IdentifyNamespace) (ssd.Info, error) {
 	block := 1 << id.Format().Shift()
 	size, _ := id.NSZE().Bytes(id.Format().Shift())
@@ -212,8 +244,9 @@ func makeInfo(cfg *Config, p *pcie.Properties, id *nvme.IdentifyNamespace) (ssd.
 	return info, nil
 }
 
-// atomicBlocks is what a power loss does not tear: an aligned write of so many blocks. A namespace may have boundaries
-// that writes must not cross for that; it is a power of two that divides them.
+// atomicBlocks is the length in blocks, a power of two, of the aligned writes that a power loss does not tear. n is the
+// controller's AWUPF, plus 1. A namespace may have atomic boundaries that such writes must not cross; the result
+// divides their distance.
 func atomicBlocks(n int, id *nvme.IdentifyNamespace) int {
 	if id.NSFEAT()&nvme.NSFEATAtomics != 0 {
 		if u := int(id.NAWUPF()); u > 0 {
@@ -245,7 +278,7 @@ func (d *Device) Healthy() error {
 	return nil
 }
 
-// address returns where the device sees memory of the pool, or false.
+// address returns the IOVA of memory of the pool, or false if b is other memory, or cannot be mapped.
 //
 // hot: 0 allocs
 func (d *Device) address(b []byte) (uint64, bool) {
@@ -266,7 +299,7 @@ func (d *Device) address(b []byte) (uint64, bool) {
 	return at - 1 + uint64(bufpool.OffsetIn(base, b)), true
 }
 
-// mapRegion maps a region of the pool.
+// mapRegion maps a region of the pool for the device, and returns what is then in d.regions for it.
 func (d *Device) mapRegion(i int, base []byte) uint64 {
 	d.mapping.Lock()
 	defer d.mapping.Unlock()
@@ -282,7 +315,8 @@ func (d *Device) mapRegion(i int, base []byte) uint64 {
 	return at
 }
 
-// Fallback returns why data is copied, or nil: a region of the pool could not be mapped for the device.
+// Fallback returns why data in a region of the pool is copied: the region could not be mapped for the device. It
+// returns nil if no Map has failed.
 func (d *Device) Fallback() error {
 	d.mapping.Lock()
 	defer d.mapping.Unlock()
@@ -303,24 +337,27 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	return q, nil
 }
 
-// spare is a ring that no queue uses.
+// spare is a ring with the memory that belongs to it. A queue holds one while it is open. Afterwards it is in
+// Device.spares for the next queue of the same QID and length: memory that the device was given is not taken back
+// before Revoke.
 type spare struct {
-	id      uint16
+	id      uint16 // QID
 	entries int
 	ring    *pcie.Ring
-	at      uint64
-	// lists has a page of PRPs, or a range to deallocate, for each command, seen by the device at listsAt.
+	at      uint64 // the ring's IOVA
+	// lists has a page for each slot of the ring: the PRP list of the slot's command, or its range to deallocate.
+	// listsAt is its IOVA.
 	lists   []byte
 	listsAt uint64
 	bounces *bounces
 }
 
-// makeQueue makes a queue. It is a job of the keeper.
+// makeQueue makes a queue. The keeper calls it.
 func (d *Device) makeQueue(depth int) (*queue, error) {
 	if d.gone.Load() {
 		return nil, ssd.ErrGone
 	}
-	// Twice as many as requests, because those may be of several commands; and one entry is always free.
+	// Twice as many entries as requests, because a request may need several commands; and one entry is always free.
 	entries := min(max(1<<bits.Len(uint(2*depth)), 64), d.props.Entries)
 	i := 0
 	for ; i < len(d.queues) && d.queues[i] != nil; i++ {
@@ -361,11 +398,10 @@ func (d *Device) makeQueue(depth int) (*queue, error) {
 	return q, nil
 }
 
-// deleteQueue takes the ring of a queue, on which nothing is under way, away from the controller. It is a job of the
-// keeper.
+// deleteQueue deletes the controller's queues of a queue that has no outstanding commands. The keeper calls it.
 func (d *Device) deleteQueue(q *queue) {
 	d.mu.Lock()
-	d.queues[q.mem.id-1] = nil // before a reset, which gives rings back to the controller
+	d.queues[q.mem.id-1] = nil // before a reset, which creates the rings of all queues again
 	d.mu.Unlock()
 	if !d.gone.Load() {
 		if err := d.ctrl.DeleteRing(q.ring); err != nil {
@@ -375,7 +411,7 @@ func (d *Device) deleteQueue(q *queue) {
 	d.spares = append(d.spares, q.mem)
 }
 
-// do has the keeper do something, and waits for it. Nothing happens after Close.
+// do has the keeper call f, and waits until f has returned. After Close f is not called.
 func (d *Device) do(f func()) {
 	done := make(chan struct{})
 	d.mu.Lock()
@@ -389,8 +425,8 @@ func (d *Device) do(f func()) {
 	<-done
 }
 
-// Close implements ssd.Device: it waits for requests under way, as long as their timeouts allow, and has the controller
-// save what it has cached.
+// Close implements ssd.Device. It closes the queues, which waits until every request has ended (the keeper ends each,
+// see "Timeouts" above), shuts the controller down normally (CC.SHN), and returns the memory.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	queues := append([]*queue(nil), d.queues...)

@@ -10,35 +10,35 @@ import (
 	"jbofd/internal/ssd/vfio/pcie"
 )
 
-// What the keeper does for the drive's own reports: its SMART log, and events.
+// The keeper's handling of the drive's own reports: its SMART log, and asynchronous events.
 
 const (
 	defaultHealthEvery = time.Minute
-	// listenEvery bounds how often the controller is asked for more events after some, so that one that reports
-	// without end does not keep the keeper busy.
+	// listenEvery is the time from events to the next event requests, so that a controller that reports events all the
+	// time does not keep the keeper busy.
 	listenEvery = 100 * time.Millisecond
-	// maxSilent is how often in a row the SMART log may not be answered, and the controller be reset for that, until it
-	// is not asked for any more.
+	// maxSilent is for how many times in a row the SMART log may fail with another error than a status, for each of
+	// which the controller is reset. After that it is not read any more.
 	maxSilent = 3
-	// minActivation is how long an activation of firmware may take if the controller does not say.
+	// minActivation is how long an activation of firmware may take at least, whatever the controller says.
 	minActivation = 10 * time.Second
 )
 
 // attention is the state of the keeper for reports.
 type attention struct {
-	// healthAt is when the SMART log is read next, listenAt when events are asked for again.
+	// healthAt is when the SMART log is read next, listenAt the earliest time of the next event requests.
 	healthAt, listenAt time.Time
-	// silent is how often in a row the SMART log was not answered.
+	// silent is for how many times in a row the SMART log has failed with another error than a status.
 	silent int
-	// activated is until when firmware may be activated; the zero time: none is. Meanwhile no command is aborted, and
+	// activated is until when firmware may be activated; the zero time: it is not. Meanwhile no command is aborted, and
 	// the keeper sends none of its own.
 	activated time.Time
 }
 
-// attend hears what the drive reports, and reads its SMART log when it is time for that. paused: the controller does
-// not process commands for now.
+// attend handles events, and reads the SMART log when it is time for that. paused: the controller does not process
+// commands for now, because it activates firmware.
 //
-// Errors: the controller has to be reset.
+// Errors: those after which the controller has to be reset.
 func (d *Device) attend() (paused bool, err error) {
 	a, now := &d.attention, time.Now()
 	if !a.activated.IsZero() {
@@ -97,9 +97,9 @@ func (d *Device) attendAt() time.Time {
 	return at
 }
 
-// hear takes an event. It reads the log page that explains the event, so that the drive reports the next one.
+// hear handles an event. It reads the log page that explains the event, so that the drive reports the next one.
 //
-// Errors: the controller has to be reset.
+// Errors: those after which the controller has to be reset.
 func (d *Device) hear(e nvme.AER) error {
 	kind := ssd.EventOther
 	switch e.Type() {
@@ -130,7 +130,7 @@ func (d *Device) hear(e nvme.AER) error {
 	return d.clearEvent(e.LID())
 }
 
-// clearEvent reads a log page. It does not matter if the controller does not have the page.
+// clearEvent reads a log page, and thereby clears its event. That the controller refuses the page is no error.
 func (d *Device) clearEvent(lid uint8) error {
 	_, err := d.ctrl.Log(lid)
 	var refused pcie.StatusError
@@ -140,9 +140,9 @@ func (d *Device) clearEvent(lid uint8) error {
 	return err
 }
 
-// readHealth reads the SMART log. A drive that refuses to tell has no health.
+// readHealth reads the SMART log. A drive that refuses it has no Health.
 //
-// Errors: the controller has to be reset.
+// Errors: those after which the controller has to be reset.
 func (d *Device) readHealth() error {
 	d.attention.healthAt = time.Now().Add(d.cfg.HealthEvery)
 	if d.attention.silent >= maxSilent {
@@ -178,9 +178,10 @@ func (d *Device) Health() (ssd.Health, bool) {
 	return h, true
 }
 
-// verify looks whether the controller and the namespace are those that were opened.
+// verify checks that the controller and the namespace are those that were opened.
 //
-// Errors: they are not; those of pcie.Controller.Namespace.
+// Errors: pcie.ErrLies, if model, serial number, size or block size have changed, or if the controller grants fewer
+// queues; those of pcie.Controller.Namespace.
 func (d *Device) verify() error {
 	was, block, size := d.props, d.info.BlockSize, d.info.SizeBytes
 	nsid, id, err := d.ctrl.Namespace(d.nsid)

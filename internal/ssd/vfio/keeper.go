@@ -9,11 +9,13 @@ import (
 	"jbofd/internal/ssd/vfio/pcie"
 )
 
-// The keeper is the goroutine that owns the controller: it makes and deletes queues, looks for commands that take too
-// long, hears events, resets the controller, and gives it up.
+// The keeper is the goroutine that owns the controller: it creates and deletes queues, aborts commands that take too
+// long, handles asynchronous events, reads the SMART log, resets the controller, and gives the device up.
 
-// lookEvery is how often the keeper looks after commands that are under way, and whether the device is still there: its
-// removal is answered within twice as long. It sleeps while there are none.
+// lookEvery is how often the keeper checks the outstanding commands and CSTS. If the device vanishes while commands are
+// outstanding, they end with ssd.ErrGone within twice that. While none are outstanding the keeper sleeps: if the device
+// vanishes then, that is noticed with the next command, or when the SMART log is read (Config.HealthEvery), and Healthy
+// returns nil until then. An orderly removal (the request interrupt of VFIO) wakes the keeper.
 const lookEvery = 400 * time.Millisecond
 
 // keep runs until the device is closed.
@@ -35,7 +37,7 @@ func (d *Device) keep() {
 	<-ended
 }
 
-// step does what there is to do, and returns whether the device is still open.
+// step does the jobs and the checks, and returns whether the device is still open.
 func (d *Device) step(removed <-chan struct{}) bool {
 	d.mu.Lock()
 	jobs, closed := d.jobs, d.closed
@@ -61,23 +63,23 @@ func (d *Device) step(removed <-chan struct{}) bool {
 	return true
 }
 
-// end brings the controller down.
+// end shuts the controller down, and ends its access to memory.
 func (d *Device) end() {
 	if !d.gone.Swap(true) {
-		// It is no error of anybody's if the controller does not shut down: it loses its memory anyway.
+		// Errors are dropped: the device loses its access to memory anyway.
 		_ = d.ctrl.Shutdown()
 		_ = d.ctrl.Disable()
 	}
 	d.fn.Revoke()
 }
 
-// nextLook is when to look again; the zero time: not before somebody signals. The keeper sleeps until the SMART log is
-// to be read only when a look has found nothing that was under way (quiet): otherwise a host with one command at a time
-// would wake it for each of them.
+// nextLook returns when to check the commands again; the zero time: not before a signal. The keeper sleeps until a
+// signal, or until it has to read the SMART log, only if no command was outstanding for a whole interval (quiet):
+// otherwise a host with one command at a time would wake it for each of them.
 func (d *Device) nextLook(quiet bool) time.Time {
 	wait := d.lookIn()
 	if wait == 0 && quiet {
-		d.idle.Store(true) // before the queues are looked at again: a command that they do not have yet resets it
+		d.idle.Store(true) // before the queues are checked again: a command that is sent after that check resets it
 		if wait = d.lookIn(); wait == 0 {
 			return d.attendAt()
 		}
@@ -97,7 +99,8 @@ func (d *Device) lookEvery() time.Duration {
 	return min(lookEvery, max(d.cfg.Timeout/4, time.Millisecond))
 }
 
-// lookIn is when a queue has to be looked after, from now; 0: nothing is under way.
+// lookIn returns in what time the first queue has to be checked; 0: no command is outstanding, or waits to be sent
+// again.
 func (d *Device) lookIn() (wait time.Duration) {
 	d.eachQueue(func(q *queue) {
 		if w := q.lookIn(); w > 0 && (wait == 0 || w < wait) {
@@ -118,7 +121,8 @@ func (d *Device) eachQueue(f func(q *queue)) {
 	}
 }
 
-// look looks for commands that take too long, and hears what the controller tells.
+// look checks CSTS, handles asynchronous events, reads the SMART log when it is time for that, and checks the commands
+// that are outstanding, unless the controller activates firmware. It resets the controller if one of these fails.
 func (d *Device) look() {
 	err := d.ctrl.Alive()
 	paused := false
@@ -137,9 +141,10 @@ func (d *Device) look() {
 	}
 }
 
-// tend looks after the commands of a queue.
+// tend aborts commands of a queue that have been outstanding for Config.Timeout, and sends those again that are due. A
+// controller may refuse an Abort; then AbortTimeout goes on.
 //
-// Errors: the controller has to be reset.
+// Errors: those after which the controller has to be reset.
 func (d *Device) tend(q *queue) error {
 	abort, err := q.overdue()
 	if err != nil {
@@ -155,7 +160,8 @@ func (d *Device) tend(q *queue) error {
 	return nil
 }
 
-// reset resets the controller because of an error, and sends again what was under way.
+// reset resets the controller because of an error, and sends the outstanding commands again. If that fails, it gives
+// the device up.
 func (d *Device) reset(why error) {
 	if errors.Is(why, pcie.ErrGone) {
 		d.giveUp(why)
@@ -178,9 +184,9 @@ func (d *Device) reset(why error) {
 	d.eachQueue(func(q *queue) { q.restart(why) })
 }
 
-// restart brings the controller up again, with the rings that it had.
+// restart enables the controller again, and creates the rings of all queues again.
 //
-// Errors: it is not the drive that it was, too.
+// Errors: those of Enable, verify and CreateRing.
 func (d *Device) restart() error {
 	if err := d.ctrl.Enable(); err != nil {
 		return err
@@ -195,7 +201,8 @@ func (d *Device) restart() error {
 	return err
 }
 
-// giveUp ends the device's access to memory, and then all requests.
+// giveUp ends the device's access to memory, and then all requests, with ssd.ErrGone. The queues are stopped before
+// Revoke, so that nobody uses the registers meanwhile.
 func (d *Device) giveUp(why error) {
 	if d.gone.Swap(true) {
 		return

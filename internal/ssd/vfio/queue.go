@@ -20,62 +20,68 @@ import (
 //	Submit ──> requests ──> unsent: they have parts that are not sent ──> commands in the ring
 //	Poll   <── done     <── the last part of a request has ended      <──┘
 //
-// A request is in unsent until its last part is sent. A command that is to be sent again is in again.
+// A request is in unsent until its last part is sent. A part whose command is to be sent again is in again.
 type queue struct {
 	dev    *Device
-	event  *eventfd.Event
+	event  *eventfd.Event // what the interrupt vector signals
 	vector int
 	mem    spare
-	epoch  time.Time
+	// epoch is when the queue was made: times of the queue are in nanoseconds since then.
+	epoch time.Time
 
-	// waiting: a Poll is about to block; signal event after giving it work.
+	// waiting: a Poll, or Close, is about to block, or blocks. Who adds to done then signals event (notify). It sets
+	// waiting before it checks woken and done, so that a completion or a Wake between the check and the wait is not
+	// missed.
 	waiting atomic.Bool
-	woken   atomic.Bool
+	// woken: Wake was called, and no Poll has returned because of it yet.
+	woken atomic.Bool
 	// polling admits one poller at a time: the caller of Poll, or of Close.
 	polling sync.Mutex
 
 	// mu guards what follows.
 	mu     sync.Mutex
 	ring   *pcie.Ring
-	closed bool // no request is taken
+	closed bool // Submit takes no request
 	ended  bool // Close has ended
-	down   bool // the controller is being reset: no command is sent
-	lied   error
+	down   bool // no command is sent: the controller is being reset, or the device is gone
+	// lied is the error of an invalid completion, for which the keeper is to reset the controller.
+	lied error
 
 	requests []request
 	free     []int32
 	unsent   fifo
-	commands []command // by place in the ring
-	again    []part
-	done     fifo
-	bounces  *bounces
-	scratch  []uint16 // of overdue
+	commands []command // by slot in the ring
+	// again has the parts that are to be sent again, the one that is due first at the end.
+	again   []part
+	done    fifo
+	bounces *bounces
+	scratch []uint16 // for the result of overdue
 }
 
 // request is one request from Submit until its completion is polled.
 type request struct {
 	ssd.Request
-	next    int64 // what of it was sent, in bytes
-	left    int64 // what of it has not ended
-	flying  int32
-	sent    bool // it is not in unsent
-	startNS int64
+	next    int64 // how many of its bytes were sent
+	left    int64 // how many of its bytes have not ended; a Flush, which has none, counts as 1
+	flying  int32 // its parts that are outstanding, or in again
+	sent    bool  // it is not in unsent
+	startNS int64 // of Submit
 	endNS   int64
-	err     error
-	link    int32
+	err     error // of the first part that has failed
+	link    int32 // the next request of its fifo
 }
 
-// part is what a command does of a request.
+// part is the bytes from..to of a request, for which one command is sent.
 type part struct {
 	request  int32
-	tries    uint8
-	bounce   int16 // -1: none
+	tries    uint8 // how often it was sent before
+	bounce   int16 // its bounce buffer; -1: none
 	from, to int64
 	// dueNS is when it is to be sent again; 0: at once.
 	dueNS int64
 }
 
-// command is a part that is under way.
+// command is a part that is outstanding in the ring, in the slot of its index.
 type command struct {
 	part
 	busy, aborted bool
@@ -158,7 +164,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	return n
 }
 
-// send sends commands as long as there is something to send and the ring has a place. The caller holds mu.
+// send sends parts, first those in again, while the ring has a free slot. The caller holds mu.
 func (q *queue) send(now int64) { // hot: 0 allocs
 	if q.down {
 		return
@@ -202,10 +208,10 @@ func (q *queue) send(now int64) { // hot: 0 allocs
 	}
 }
 
-// nextPart returns the next part of a request to send. It has a buffer for a copy if it needs one; ok is false if all
-// are in use.
+// nextPart returns the next part of a request to send, with a bounce buffer if it needs one. ok is false if all bounce
+// buffers are in use.
 //
-// Errors: there is no memory for one.
+// Errors: the system's, if there is no memory for the first bounce buffer.
 func (q *queue) nextPart(i int32) (p part, ok bool, err error) {
 	r, d := &q.requests[i], q.dev
 	p = part{request: i, bounce: -1, from: r.next, to: r.Len}
@@ -235,14 +241,14 @@ func (q *queue) nextPart(i int32) (p part, ok bool, err error) {
 	return p, true, nil
 }
 
-// mostBytes is the longest transfer from an address, in whole blocks: MDTS, which counts whole pages.
+// mostBytes is the longest transfer at an IOVA in bytes, a multiple of the block: MDTS, which counts whole pages.
 func (q *queue) mostBytes(at uint64) int64 {
 	page := uint64(q.dev.ctrl.PageBytes())
 	most := int64(q.dev.props.MaxTransfer) - int64(at&(page-1))
 	return max(most>>q.dev.shift, 1) << q.dev.shift
 }
 
-// command fills in a command for a part. The ring has a place.
+// command fills in a command for a part. The ring has a free slot.
 func (q *queue) command(p part, now int64) { // hot: 0 allocs
 	e, place := q.ring.Next()
 	q.commands[place] = command{part: p, busy: true, startNS: now}
@@ -288,7 +294,7 @@ func (q *queue) command(p part, now int64) { // hot: 0 allocs
 	q.setData(e, place, q.dataOf(r, &p), p.to-p.from)
 }
 
-// dataOf returns where the device sees the data of a part.
+// dataOf returns the IOVA of the data of a part.
 func (q *queue) dataOf(r *request, p *part) uint64 {
 	switch {
 	case r.Op == ssd.WriteZeroes:
@@ -300,7 +306,8 @@ func (q *queue) dataOf(r *request, p *part) uint64 {
 	return at + uint64(p.from)
 }
 
-// setData describes contiguous data: by an SGL of one block, or by PRPs, of which all but two are in a list.
+// setData describes n bytes of contiguous data at an IOVA: by an SGL of one data block, or by PRPs, of which all but
+// two are in a list.
 func (q *queue) setData(e *nvme.SQE, place int, at uint64, n int64) { // hot: 0 allocs
 	page := uint64(q.dev.ctrl.PageBytes())
 	end, second := at+uint64(n), (at&^(page-1))+page
@@ -325,7 +332,7 @@ func (q *queue) setData(e *nvme.SQE, place int, at uint64, n int64) { // hot: 0 
 	}
 }
 
-// reap takes the completions in the ring. The caller holds mu.
+// reap handles the completions in the ring, and sends what has room then. The caller holds mu.
 func (q *queue) reap() { // hot: 0 allocs
 	if q.down || q.ended || !q.ring.Ready() {
 		return
@@ -346,7 +353,7 @@ func (q *queue) reap() { // hot: 0 allocs
 	q.send(now)
 }
 
-// completed takes the status of a command.
+// completed handles the completion of a command: its part is sent again, or has ended.
 func (q *queue) completed(place int, st nvme.Status, now int64) {
 	c := &q.commands[place]
 	p := c.part
@@ -383,7 +390,7 @@ func mayRetry(st nvme.Status) bool {
 	return false
 }
 
-// kindOf returns the sentinel for a status.
+// kindOf returns the sentinel of package ssd for a status.
 func kindOf(st nvme.Status) error {
 	switch st.Code() {
 	case nvme.LBAOutOfRange:
@@ -396,7 +403,7 @@ func kindOf(st nvme.Status) error {
 	return ssd.ErrMedia
 }
 
-// sendAgain puts a part into again, those that are due first at the end.
+// sendAgain puts a part into again, which stays in order.
 func (q *queue) sendAgain(p part) {
 	i := len(q.again)
 	q.again = append(q.again, p)
@@ -406,7 +413,7 @@ func (q *queue) sendAgain(p part) {
 	q.again[i] = p
 }
 
-// partEnded takes the outcome of a part.
+// partEnded counts a part that has ended, with its error. Its request ends with it if it was the last part.
 func (q *queue) partEnded(p part, err error, now int64) {
 	if p.bounce >= 0 {
 		q.bounces.put(p.bounce)
@@ -420,8 +427,8 @@ func (q *queue) partEnded(p part, err error, now int64) {
 	q.endIfOver(p.request, now)
 }
 
-// endIfOver ends a request of which nothing is under way, if all has been sent, or no more is sent because a part has
-// failed.
+// endIfOver ends a request that has no part outstanding or in again, if all parts were sent, or no more is sent because
+// one has failed.
 func (q *queue) endIfOver(i int32, now int64) {
 	r := &q.requests[i]
 	if r.flying == 0 && r.sent && (r.left <= 0 || r.err != nil) {
@@ -531,5 +538,5 @@ func (q *queue) Close() error {
 	return nil
 }
 
-// errReset is in the chain of what a request ends with if its commands were lost by resets of the controller.
+// errReset is wrapped by the error of a request if a reset ended the last of maxTries tries of one of its commands.
 var errReset = errors.New("the controller was reset")

@@ -9,7 +9,7 @@ import (
 
 // What the keeper does to a queue.
 
-// lookIn returns when to look after the commands of the queue, from now; 0: nothing is under way.
+// lookIn returns in what time the queue has to be checked; 0: no command is outstanding, or waits to be sent again.
 func (q *queue) lookIn() time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -26,15 +26,17 @@ func (q *queue) lookIn() time.Duration {
 	return wait
 }
 
-// overdue returns the CIDs of commands that are to be aborted, until the next call.
+// overdue reaps completions, and returns the CIDs of the commands that are to be aborted now. The slice is valid until
+// the next call.
 //
-// Errors: the controller has to be reset, because it lies, or has not ended commands in time that were aborted.
+// Errors: those after which the controller has to be reset: an invalid completion (pcie.ErrLies); a command that is
+// still outstanding AbortTimeout after its Timeout.
 func (q *queue) overdue() (abort []uint16, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reap()
 	if q.done.n > 0 {
-		q.notify() // its interrupt was lost, perhaps
+		q.notify() // perhaps an interrupt was lost
 	}
 	if q.lied != nil {
 		return nil, q.lied
@@ -55,7 +57,7 @@ func (q *queue) overdue() (abort []uint16, err error) {
 	return abort, nil
 }
 
-// resend sends commands again whose time has come.
+// resend sends the commands again that are due.
 func (q *queue) resend() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -66,11 +68,12 @@ func (q *queue) resend() {
 func (q *queue) stop() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.reap() // what has ended has ended
+	q.reap() // commands that have completed are not sent again
 	q.down = true
 }
 
-// restart sends what was under way again, after the controller has got the ring back empty.
+// restart sends the outstanding commands again, after a reset has created the ring again, empty. A command that was
+// sent maxTries times ends with ssd.ErrMedia.
 func (q *queue) restart(why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +97,7 @@ func (q *queue) restart(why error) {
 	q.notify()
 }
 
-// fail ends all requests, because the device is gone. It does not access memory any more.
+// fail ends all requests, because the device is gone. The device does not access memory any more.
 func (q *queue) fail() {
 	why := q.dev.Healthy()
 	q.mu.Lock()

@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// maxVectors is how many interrupts are used at most: one for the admin queue, and one for each other.
+	// maxVectors is how many interrupts are used at most: one for the admin queue, and one for each I/O queue.
 	maxVectors = 17
-	// firstAddress is where a device sees the first memory: beyond 4 GiB, where nothing else is on any machine.
+	// firstAddress is the first IOVA that Map assigns. It is at 4 GiB, because the reserved regions of known IOMMUs,
+	// such as the MSI window, are below.
 	firstAddress = 1 << 32
-	// registersBytes is what of BAR 0 is needed at least: the properties, and the doorbells of maxVectors queues.
+	// registersBytes is how much of BAR 0 is mapped: the properties, and the doorbells of maxVectors queues.
 	registersBytes = 0x2000
 
-	// allOnes is what registers of a device that is not there read as.
+	// allOnes is what registers of a device that has vanished read as.
 	allOnes = 0xFFFFFFFF
 
 	// The command register in the configuration space.
@@ -42,25 +43,28 @@ type Function struct {
 	config                   uint64 // offset of the configuration space in device
 	canReset                 bool
 
-	// bar are the registers; nil: revoked. One goroutine changes it, when nobody else uses it.
+	// bar are the registers; nil: revoked. Revoke clears it, without a lock: the caller has made sure before that no
+	// other goroutine uses the registers.
 	bar     pcie.MMIO
 	vectors []*eventfd.Event
 	removed *eventfd.Event
 
+	// mu guards what follows.
 	mu     sync.Mutex
-	next   uint64 // the next address for Map
+	next   uint64 // the IOVA of the next Map
 	maps   []mapped
-	closed bool
+	closed bool // revoked
 }
 
 type mapped struct {
-	at    uint64
+	at    uint64 // IOVA
 	bytes int
 }
 
-// Open takes an NVMe controller that has the driver vfio-pci.
+// Open opens an NVMe controller that has the driver vfio-pci.
 //
-// Errors: ErrAddress, ErrAbsent, ErrDriver, ErrIOMMU and ErrInUse, each with what to do; the system's.
+// Errors: ErrAddress, ErrAbsent (also if it is no NVMe controller), ErrDriver, ErrIOMMU and ErrInUse, each with what to
+// do; the system's.
 func (b Bus) Open(address string) (*Function, error) {
 	i, err := b.Find(address)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package pci owns PCI functions by VFIO: it says which driver has one, gives it to vfio-pci and back, and opens it for
-// package pcie with its registers, its interrupts, and memory that its IOMMU lets it use.
+// Package pci owns PCI functions through VFIO: it finds out which driver has one, binds it to vfio-pci and back, and
+// opens it for package pcie: with its registers, its interrupts, and memory that is mapped for it in the IOMMU.
 package pci
 
 import (
@@ -25,13 +25,13 @@ const nvmeClass = 0x010802
 var (
 	// ErrAddress: it is no address of a PCI function.
 	ErrAddress = errors.New("no address of a PCI function")
-	// ErrAbsent: there is no such function.
+	// ErrAbsent: there is no such function, or it is no NVMe controller.
 	ErrAbsent = errors.New("there is no such PCI function")
 	// ErrDriver: another driver has the function, or none.
 	ErrDriver = errors.New("the function does not have the driver " + Driver)
-	// ErrIOMMU: nothing keeps the device from memory that is not its own.
+	// ErrIOMMU: the function has no IOMMU group, so nothing bounds the memory that the device can access.
 	ErrIOMMU = errors.New("the function has no IOMMU group")
-	// ErrInUse: a process has it, or a block device of it is in use.
+	// ErrInUse: a process has opened its IOMMU group.
 	ErrInUse = errors.New("the function is in use")
 )
 
@@ -51,9 +51,9 @@ func Parse(address string) (string, error) {
 	return a, nil
 }
 
-// Bus is where functions are found. The zero Bus is the machine's.
+// Bus is the PCI bus of a machine, as sysfs and /dev show it. The zero Bus is this machine's.
 type Bus struct {
-	// Sys and Dev are /sys and /dev; empty: those.
+	// Sys and Dev are the directories used for /sys and /dev; empty: those.
 	Sys, Dev string
 }
 
@@ -72,21 +72,21 @@ func (b Bus) dev(name string) string {
 	return filepath.Join(b.Dev, name)
 }
 
-// Info is what the kernel says of a function.
+// Info describes a function, as sysfs does.
 type Info struct {
 	Address        string
 	Vendor, Device uint16
 	Class          uint32
-	// Driver is empty if none has it. Group is the number of its IOMMU group, empty: it has none.
+	// Driver is the driver that has it, or empty. Group is the number of its IOMMU group; empty: it has none.
 	Driver, Group string
-	// Blocks are the names of its block devices, as nvme0n1.
+	// Blocks are the names of its block devices, such as nvme0n1.
 	Blocks []string
 }
 
 // NVMe reports whether it is an NVMe controller.
 func (i *Info) NVMe() bool { return i.Class == nvmeClass }
 
-// Find returns what the kernel says of a function.
+// Find returns the Info of a function.
 //
 // Errors: ErrAddress, ErrAbsent; the system's.
 func (b Bus) Find(address string) (*Info, error) {
@@ -161,9 +161,10 @@ func (b Bus) NVMe() ([]*Info, error) {
 	return all, nil
 }
 
-// Free looks whether no process owns a function by its IOMMU group.
+// Free checks that no process has opened the IOMMU group of a function. It is nil for a function that does not have the
+// driver vfio-pci.
 //
-// Errors: ErrInUse.
+// Errors: ErrInUse; the system's.
 func (b Bus) Free(i *Info) error {
 	if i.Driver != Driver || i.Group == "" {
 		return nil
@@ -179,11 +180,11 @@ func (b Bus) Free(i *Info) error {
 	return unix.Close(fd)
 }
 
-// bindPatience is how long a driver may take to be given a function.
+// bindPatience is how long binding a function to a driver may take.
 const bindPatience = 5 * time.Second
 
-// Bind gives a function to a driver: to Driver, or, with an empty name, to the one that the kernel chooses. Another one
-// that has it gives it up, so that its block devices are gone: the caller has made sure that nobody uses them.
+// Bind binds a function to a driver, or, if driver is empty, to the one that the kernel chooses. It unbinds the driver
+// that has the function, so that its block devices vanish: the caller must have made sure that nobody uses them.
 //
 // Errors: ErrAddress, ErrAbsent, ErrDriver; the system's.
 func (b Bus) Bind(address, driver string) error {

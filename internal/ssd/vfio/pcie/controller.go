@@ -24,7 +24,7 @@ type Config struct {
 	PageBytes int
 }
 
-// Properties are what a controller has said of itself. They are checked.
+// Properties are what a controller reports of itself, checked.
 type Properties struct {
 	Model, Serial, Firmware string
 	// MaxTransfer is the longest data of a command in bytes; a multiple of the page size.
@@ -33,17 +33,17 @@ type Properties struct {
 	Entries int
 	// SGL: data may be described by an SGL data block, whatever its length and alignment to 4.
 	SGL bool
-	// WriteZeroes and DSM: the commands are there. MaxZeroes bounds a Write Zeroes command in bytes, beside its 65,536
-	// blocks, and MaxRange a range of Dataset Management in blocks.
+	// WriteZeroes and DSM: the controller has the commands. MaxZeroes bounds a Write Zeroes command in bytes, in
+	// addition to its 65,536 blocks, and MaxRange a range of Dataset Management in blocks.
 	WriteZeroes, DSM bool
 	MaxZeroes        int64
 	MaxRange         int64
 	// VolatileCache: completed writes may be lost until a Flush.
 	VolatileCache bool
-	// AtomicBlocks is what a power loss does not tear, in blocks; at least 1.
+	// AtomicBlocks is the longest write that a power loss does not tear, in blocks; at least 1.
 	AtomicBlocks int
-	// Events is how many event requests it takes, at least 1. Notices are those of AECNamespace and AECFirmware that it
-	// can report. Activation is how long it may pause when it activates firmware; 0: it does not say.
+	// Events is how many event requests may be outstanding, at least 1. Notices are those of AECNamespace and
+	// AECFirmware that it can report. Activation is how long it may pause to activate firmware; 0: it does not say.
 	Events     int
 	Notices    uint32
 	Activation time.Duration
@@ -51,7 +51,7 @@ type Properties struct {
 	WarningKelvin, CriticalKelvin uint16
 }
 
-// Controller is an NVMe controller. One goroutine calls its methods.
+// Controller is an NVMe controller. One goroutine calls its methods, but any may call Alloc, and PageBytes, a constant.
 type Controller struct {
 	cfg    Config
 	fn     Function
@@ -60,33 +60,33 @@ type Controller struct {
 	stride int
 
 	admin *Ring
-	// data is a page for the data of an admin command, which the device sees at dataAt.
+	// data is a page for the data of an admin command. dataAt and adminsAt are IOVAs, adminsAt of the admin queues.
 	data     []byte
 	dataAt   uint64
 	adminsAt uint64
-	// asked are the places of event requests under way, listen how many there should be. events is what was told, and
-	// not returned yet by Events.
+	// asked has the outstanding event requests, by slot, listen is how many there should be. events are the results
+	// that Events has not returned yet.
 	asked  map[int]bool
 	listen int
 	events []nvme.AER
 
 	props Properties
-	// shadows are the pages of shadow doorbells and event indexes. shadowing: the controller uses them. The admin queue
-	// does not, as in other hosts.
+	// shadows are the pages of shadow doorbells and event indexes, shadowsAt their IOVA. shadowing: the controller uses
+	// them. The admin queue does not use them, as in other hosts.
 	shadowing bool
 	shadows   []byte
 	shadowsAt uint64
-	// taken is all memory of Alloc, guarded by mu.
+	// mu guards taken, all memory of Alloc.
 	mu    sync.Mutex
 	taken [][]byte
 	// queues is how many pairs of I/O queues the controller has granted.
 	queues int
 }
 
-// NewController returns the controller of a function, which Enable brings up.
+// NewController returns the controller of a function. Enable has to be called before it is used.
 //
-// Errors: ErrGone; ErrUnsuited, if it does not have the NVM command set, or no page of the host's size; the system's
-// for memory.
+// Errors: ErrGone; ErrUnsuited, if it lacks the NVM command set, its smallest page is larger than the host's, or it has
+// fewer than two interrupts; ErrLies, if CAP.MPSMIN > CAP.MPSMAX, or CAP.MQES is 0; the system's for memory.
 func NewController(cfg Config) (*Controller, error) {
 	if cfg.AdminTimeout == 0 {
 		cfg.AdminTimeout = 10 * time.Second
@@ -126,7 +126,7 @@ func NewController(cfg Config) (*Controller, error) {
 }
 
 const (
-	// gone is what registers read as when the device is not there.
+	// gone is what registers read as when the device has vanished.
 	gone = 0xFFFFFFFF
 	// adminEntries is the length of the admin queues.
 	adminEntries = 32
@@ -140,8 +140,8 @@ func pages(n int) int {
 	return (n + p - 1) / p * p
 }
 
-// Alloc returns zeroed memory, in whole pages, that the device sees at an address, until Free. Any goroutine may call
-// it.
+// Alloc returns n bytes of zeroed memory, rounded up to whole pages, which is mapped for the device, and its IOVA. It
+// stays allocated until Free. Any goroutine may call it.
 //
 // Errors: the system's.
 func (c *Controller) Alloc(n int) (memory []byte, address uint64, err error) {
@@ -158,7 +158,8 @@ func (c *Controller) Alloc(n int) (memory []byte, address uint64, err error) {
 	return memory, address, nil
 }
 
-// Free gives all memory of Alloc back. The device has lost its access to it, and nobody uses a Ring any more.
+// Free returns all memory of Alloc to the system. Before, the device must have lost its access to it (Revoke), and
+// nobody may use a Ring after it.
 //
 // Errors: the system's.
 func (c *Controller) Free() error {
@@ -181,10 +182,10 @@ func (c *Controller) Properties() Properties { return c.props }
 // Queues is how many pairs of I/O queues there may be, after Enable; each has an interrupt of its own.
 func (c *Controller) Queues() int { return c.queues }
 
-// Disable resets the controller: commands under way are not answered any more, and it does not access memory. It
-// takes as long as CAP.TO says, at most 128 s.
+// Disable resets the controller (CC.EN = 0): outstanding commands are not completed any more, and it does not access
+// memory. It waits for at most CAP.TO, which is up to 128 s.
 //
-// Errors: ErrGone; ErrTimeout, then the function has to be reset.
+// Errors: ErrGone; ErrTimeout: then the function has to be reset.
 func (c *Controller) Disable() error {
 	cc := nvme.CC(c.fn.Load32(nvme.PropCC))
 	if cc.EN() {
@@ -193,7 +194,8 @@ func (c *Controller) Disable() error {
 	return c.await("CSTS.RDY to be 0", func(s nvme.CSTS) bool { return !s.RDY() })
 }
 
-// Shutdown has the controller save what it has cached.
+// Shutdown shuts the controller down normally (CC.SHN), so that it makes the data in its volatile cache durable. It
+// waits for at most CAP.TO. RTD3E, the controller's own bound for a shutdown, may be longer.
 //
 // Errors: as Disable.
 func (c *Controller) Shutdown() error {
@@ -205,15 +207,15 @@ func (c *Controller) Shutdown() error {
 	return c.await("the shutdown", func(s nvme.CSTS) bool { return s.SHST() == 2 })
 }
 
-// Alive looks whether the controller works.
+// Alive reads CSTS.
 //
-// Errors: ErrGone; ErrUnsuited, if it has a fatal status and must be reset.
+// Errors: ErrGone; ErrFatal.
 func (c *Controller) Alive() error {
 	switch s := c.fn.Load32(nvme.PropCSTS); {
 	case s == gone:
 		return ErrGone
 	case nvme.CSTS(s).CFS():
-		return fmt.Errorf("%w: a fatal status, CSTS is %#x", ErrUnsuited, s)
+		return fmt.Errorf("%w: CSTS is %#x", ErrFatal, s)
 	}
 	return nil
 }
@@ -233,10 +235,10 @@ func (c *Controller) await(what string, is func(nvme.CSTS) bool) error {
 	}
 }
 
-// Enable brings the controller up: it resets it, makes the admin queue, and asks what it is. All rings but the admin
-// queue are lost by it.
+// Enable resets the controller, creates the admin queue, enables the controller, identifies it, and sets the number of
+// queues. All rings but the admin queue are lost by it.
 //
-// Errors: ErrGone, ErrTimeout, ErrLies, ErrUnsuited.
+// Errors: ErrGone, ErrTimeout, ErrFatal, ErrLies, ErrUnsuited; a StatusError; the system's for memory.
 func (c *Controller) Enable() error {
 	if err := c.Disable(); err != nil {
 		return err
@@ -276,7 +278,7 @@ func (c *Controller) store64(offset int, v uint64) {
 	c.fn.Store32(offset+4, uint32(v>>32))
 }
 
-// identify fills in the properties.
+// identify sets the properties.
 func (c *Controller) identify() error {
 	err := c.Do(func(e *nvme.SQE) {
 		e.SetOpcode(nvme.AdminIdentify)
@@ -308,8 +310,8 @@ func (c *Controller) identify() error {
 	return nil
 }
 
-// limit takes the limits of commands without data. A controller that does not state them, as those before NVMe 2.0,
-// may mean MDTS.
+// limit sets the limits of the NVM command set that MDTS does not cover: WZSL and DMRSL. A controller that does not
+// report them, as those before NVMe 2.0, may mean MDTS; MakeProperties has set that.
 func (p *Properties) limit(c *nvme.IdentifyControllerNVM, caps nvme.CAP) {
 	p.MaxZeroes, p.MaxRange = math.MaxInt64, math.MaxUint32
 	if z := c.WZSL(); z > 0 && z < 40 {
@@ -320,9 +322,9 @@ func (p *Properties) limit(c *nvme.IdentifyControllerNVM, caps nvme.CAP) {
 	}
 }
 
-// MakeProperties takes what Identify and the capabilities say of a controller.
+// MakeProperties returns the properties that Identify Controller and CAP report.
 //
-// Errors: ErrUnsuited, if its queues have entries of other sizes.
+// Errors: ErrUnsuited, if the queue entries have other sizes than 64 and 16 bytes.
 func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, error) {
 	if sq, cq := id.SQES(), id.CQES(); sq&15 > nvme.CCIOSQES64 || cq&15 > nvme.CCIOCQES16 {
 		return Properties{}, fmt.Errorf("%w: SQES is %#x and CQES %#x, want entries of 64 and 16 bytes", ErrUnsuited,
@@ -344,7 +346,7 @@ func MakeProperties(id *nvme.IdentifyController, caps nvme.CAP) (Properties, err
 	return p, nil
 }
 
-// maxTransfer is the longest transfer, which a list of PRPs in one page of 4 KiB describes, wherever it begins.
+// maxTransfer bounds a transfer in bytes: a PRP list in one page of 4 KiB describes it, wherever it begins in a page.
 const maxTransfer = 1 << 20
 
 // askQueues asks for as many pairs of I/O queues as there are interrupts for.
@@ -383,14 +385,14 @@ func (c *Controller) askShadows() error {
 		e.SetPRP2(c.shadowsAt + uint64(c.page))
 	}, nil)
 	var refused StatusError
-	if errors.As(err, &refused) { // it works without
+	if errors.As(err, &refused) { // the controller works without them
 		c.shadowing = false
 		return nil
 	}
 	return err
 }
 
-// share has an empty ring use the shadow doorbells, if there are some.
+// share makes an empty ring use the shadow doorbells, if the controller uses them.
 func (c *Controller) share(r *Ring) {
 	at := 2 * int(r.id) * c.stride
 	if !c.shadowing || at+2*c.stride > c.page {
@@ -399,15 +401,16 @@ func (c *Controller) share(r *Ring) {
 	}
 	w := func(offset int) *atomic.Uint32 { return word(c.shadows, offset) }
 	r.shadow = &shadow{sq: w(at), cq: w(at + c.stride), sqEvent: w(c.page + at), cqEvent: w(c.page + at + c.stride)}
-	// What an earlier ring of this number has left would keep the controller from being told of the first commands.
+	// With the values of an earlier ring of this QID, the first commands would not reach the doorbell register.
 	for _, of := range [...]*atomic.Uint32{r.shadow.sq, r.shadow.cq, r.shadow.sqEvent, r.shadow.cqEvent} {
 		of.Store(0)
 	}
 }
 
-// Do carries out an admin command, which set fills in, and puts its DW0 into result, unless that is nil.
+// Do carries out an admin command, which set fills in, and waits for it, at most AdminTimeout. It stores DW0 of the
+// completion in result, unless that is nil.
 //
-// Errors: ErrGone, ErrTimeout, ErrLies: the controller has to be reset; a StatusError.
+// Errors: a StatusError; ErrGone, ErrTimeout and ErrLies, after which the controller has to be reset.
 func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 	if c.admin.Free() == 0 {
 		return fmt.Errorf("%w: all admin commands are under way", ErrTimeout)
@@ -447,14 +450,14 @@ func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 	}
 }
 
-// StatusError is a status that an admin command has ended with.
+// StatusError is the status of an admin command that was not successful.
 type StatusError nvme.Status
 
 func (e StatusError) Error() string { return "status " + nvme.Status(e).String() }
 
-// Namespace returns the Identify data of a namespace, checked; 0: of the first active one.
+// Namespace returns the NSID and the Identify data of a namespace, which is checked. nsid 0 means the first active one.
 //
-// Errors: as Do; ErrUnsuited, if there is none, or it has metadata.
+// Errors: as Do; ErrLies also if the data is invalid; ErrUnsuited, if the namespace is not active, or has metadata.
 func (c *Controller) Namespace(nsid uint32) (uint32, *nvme.IdentifyNamespace, error) {
 	if nsid == 0 {
 		err := c.Do(func(e *nvme.SQE) {
@@ -491,8 +494,8 @@ func (c *Controller) Namespace(nsid uint32) (uint32, *nvme.IdentifyNamespace, er
 	return nsid, &id, nil
 }
 
-// NewRing makes a ring that CreateRing gives to the controller. id is from 1 to Queues, entries at most those of the
-// Properties. All its memory is kept for ever.
+// NewRing makes a ring, for which CreateRing creates the controller's queues, and returns its IOVA. id, the QID, is
+// from 1 to Queues, entries at most Properties.Entries. Its memory is kept until Free.
 //
 // Errors: the system's.
 func (c *Controller) NewRing(id uint16, entries int) (r *Ring, address uint64, err error) {
@@ -504,7 +507,7 @@ func (c *Controller) NewRing(id uint16, entries int) (r *Ring, address uint64, e
 	return newRing(id, entries, memory, c.fn, c.stride), address, nil
 }
 
-// CreateRing gives an empty ring to the controller, whose memory is at an address. Its completions signal an interrupt.
+// CreateRing empties a ring, whose IOVA is address, and creates its two queues, with an interrupt vector.
 //
 // Errors: as Do.
 func (c *Controller) CreateRing(r *Ring, address uint64, vector int) error {
@@ -541,8 +544,7 @@ func (c *Controller) CreateRing(r *Ring, address uint64, vector int) error {
 	return err
 }
 
-// DeleteRing takes a ring away from the controller, which does not access its memory any more then. Commands under way
-// are lost.
+// DeleteRing deletes the queues of a ring. The controller does not access its memory any more. Its commands are lost.
 //
 // Errors: as Do.
 func (c *Controller) DeleteRing(r *Ring) error {
@@ -563,7 +565,7 @@ func (c *Controller) deleteQueue(r *Ring, op uint8) error {
 	return nil
 }
 
-// Abort asks the controller to end a command, by its CID. It may end, or not.
+// Abort asks the controller to abort a command, by its CID. The controller may complete the command or not.
 //
 // Errors: as Do.
 func (c *Controller) Abort(r *Ring, cid uint16) error {

@@ -1,15 +1,15 @@
 // Package pcie drives NVMe controllers through their registers and through queues in memory (NVMe Base 2.0, NVMe over
-// PCIe Transport 1.0). The path of a command has no system calls: a Function gives it the registers, the memory and the
-// interrupts.
+// PCIe Transport 1.0). Submitting and reaping a command on a Ring makes no system call. A Function provides the
+// registers, the memory and the interrupts.
 //
 //	             Ring, one for each pair of queues
 //	SQE ──> submission queue ──> doorbell ══> controller
 //	CQE <── completion queue, by its phase  <══ controller, with an interrupt
 //
-// Controller brings a controller up, makes and deletes rings, and resets the controller when commands do not end. Its
-// methods are called by one goroutine, each waits no longer than it says, and none trusts the controller: what it
-// answers is checked, so that a device that lies causes errors, and is reset. What it may write to is bounded by what
-// the Function has mapped for it.
+// Controller enables and resets an NVMe controller, carries out admin commands, and creates and deletes rings. One
+// goroutine calls its methods (see Controller for the exceptions), and each waits for a bounded time. What the
+// controller answers is checked before it is used: an invalid answer is an error, after which the controller has to be
+// reset. The device can access only the memory that the Function has mapped for it.
 package pcie
 
 import (
@@ -18,7 +18,7 @@ import (
 	"jbofd/internal/eventfd"
 )
 
-// Registers are those of BAR 0. Offsets are multiples of 4.
+// Registers are those of BAR 0. Offsets are in bytes, multiples of 4.
 type Registers interface {
 	Load32(offset int) uint32
 	// Store32 writes a register after all memory that was written before.
@@ -28,20 +28,20 @@ type Registers interface {
 // Function is a PCI function, a controller, that this process owns.
 type Function interface {
 	Registers
-	// Map gives the device access to memory that begins at a page, for ever, and returns at which address the device
-	// sees it.
+	// Map gives the device access to memory that begins at a page boundary, until Revoke, and returns its IOVA: the
+	// address at which the device finds it.
 	//
-	// Errors: the system's, ENOMEM if RLIMIT_MEMLOCK is used up.
+	// Errors: the system's, ENOMEM if RLIMIT_MEMLOCK is used up; os.ErrClosed after Revoke.
 	Map(memory []byte) (address uint64, err error)
-	// Vectors is how many interrupts there are, at least 1.
+	// Vectors is how many interrupts there are, at least 2: one for the admin queue, and one for an I/O queue.
 	Vectors() int
 	// Vector is the event that an interrupt signals.
 	Vector(i int) *eventfd.Event
-	// Removed is an event that says that the device is to be given up, because somebody removes it.
+	// Removed is signalled when the device is to be given up, because it is being removed.
 	Removed() *eventfd.Event
 	// Reset resets the function, whatever state its controller is in.
 	//
-	// Errors: it cannot be reset.
+	// Errors: the function cannot be reset; the system's.
 	Reset() error
 	// Revoke ends the device's access to all memory, whatever it is doing, and gives the device back. Registers read as
 	// all ones then; events stay.
@@ -52,12 +52,15 @@ type Function interface {
 
 // The errors of a Controller.
 var (
-	// ErrGone: the device does not answer any more, or its registers read as all ones.
+	// ErrGone: CSTS reads as all ones: the device was removed, or Revoke was called.
 	ErrGone = errors.New("the device is gone")
-	// ErrTimeout: the controller did not do something in time.
+	// ErrTimeout: the controller has not completed an admin command, or changed CSTS, in time.
 	ErrTimeout = errors.New("the controller has not answered in time")
-	// ErrLies: the controller says what cannot be.
+	// ErrLies: an answer of the controller is invalid, as a value that the specification excludes, or a completion of a
+	// command that is not outstanding.
 	ErrLies = errors.New("the controller's answer is invalid")
-	// ErrUnsuited: the controller works, and lacks something that is needed.
+	// ErrUnsuited: the controller works, but lacks something that is needed.
 	ErrUnsuited = errors.New("the controller is not suited")
+	// ErrFatal: the controller reports a fatal status (CSTS.CFS) and has to be reset.
+	ErrFatal = errors.New("the controller has a fatal status")
 )

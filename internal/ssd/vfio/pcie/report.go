@@ -8,17 +8,18 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// What a controller tells of itself: log pages, and events, which it reports by the completion of an event request. It
+// Reports of a controller: log pages, and asynchronous events, each of which completes an event request. A controller
 // reports an event of one kind again only after the log page that explains the event was read.
 
-// maxEvents bounds the event requests under way. There are fewer kinds of events.
+// maxEvents bounds the outstanding event requests. There are fewer kinds of events.
 const maxEvents = 8
 
 // warnings are the critical warnings that are to be events: those that NVMe 1.4 and earlier versions know.
 const warnings = nvme.SMARTWarnSpare | nvme.SMARTWarnTemperature | nvme.SMARTWarnReliability | nvme.SMARTWarnReadOnly |
 	nvme.SMARTWarnBackup
 
-// askEvents says which events the controller is to report. One that does not have the feature reports what it wants.
+// askEvents sets which events the controller is to report. A controller that does not have the feature reports those
+// that it chooses.
 func (c *Controller) askEvents() error {
 	c.listen = min(c.props.Events, maxEvents)
 	err := c.Do(func(e *nvme.SQE) {
@@ -33,20 +34,20 @@ func (c *Controller) askEvents() error {
 	return nil
 }
 
-// told takes the completion of an event request.
+// told handles the completion of an event request.
 func (c *Controller) told(place int, cqe *nvme.CQE) {
 	if !c.asked[place] {
-		return // a command that was given up
+		return // a command that Do does not wait for any more
 	}
 	delete(c.asked, place)
 	if !cqe.Status().OK() {
-		c.listen = len(c.asked) // it takes no more
+		c.listen = len(c.asked) // the controller accepts no more
 		return
 	}
 	c.events = append(c.events, nvme.AER(cqe.DW0()))
 }
 
-// Events returns what the controller has told since the last call.
+// Events returns the asynchronous events since the last call.
 //
 // Errors: ErrLies.
 func (c *Controller) Events() ([]nvme.AER, error) {
@@ -66,13 +67,13 @@ func (c *Controller) Events() ([]nvme.AER, error) {
 	return events, nil
 }
 
-// Heard reports whether Events has something that another command has come across.
+// Heard reports whether Events would return something that Do has received meanwhile.
 func (c *Controller) Heard() bool { return len(c.events) > 0 }
 
-// Listening reports whether the controller has as many event requests as it takes.
+// Listening reports whether as many event requests are outstanding as the controller accepts.
 func (c *Controller) Listening() bool { return len(c.asked) >= c.listen }
 
-// Listen gives the controller event requests, until it is Listening.
+// Listen sends event requests, until Listening.
 func (c *Controller) Listen() {
 	for !c.Listening() {
 		e, place := c.admin.Next()

@@ -12,12 +12,13 @@ import (
 // MinEntries and MaxEntries bound the entries of a Ring, which are a power of two.
 const MinEntries, MaxEntries = 2, 4096
 
-// Ring is a submission queue and its completion queue, of one length. A command has a place in the ring from Next until
-// Reap returns it; there are as many as entries, less one. Its CID is the place and a counter, so that a completion
-// that comes twice, or for a command that was given up, is known.
+// Ring is a submission queue and its completion queue, of one length. A command has a slot (a place) in the ring from
+// Next until Reap returns it. There is one slot less than there are entries. The CID is made of the slot and a counter,
+// so that a completion that comes twice, or for a command that is not outstanding any more, is recognised.
 //
-// SQHD is not used: of the last so many commands that were submitted at least one has completed if there is a free
-// place, and a controller fetches commands in order, so that it has fetched the entry that is next.
+// SQHD is not needed. At most entries-1 commands are outstanding. The entry that Next reuses was filled `entries`
+// commands ago. Since a slot is free, that command or a later one has completed. The controller fetches entries in
+// order, so it has fetched this one.
 //
 // One goroutine at a time calls the methods.
 type Ring struct {
@@ -28,17 +29,17 @@ type Ring struct {
 	sqBell  int
 	cqBell  int
 	shadow  *shadow
-	tail    uint32 // of the submission queue
-	rung    uint32 // what the controller was told of it
-	head    uint32 // of the completion queue
-	seen    uint32 // what the controller was told of it
-	phase   uint32 // that of new entries: 1 << 16 or 0
-	places  []uint32
-	free    []uint16
+	tail    uint32   // of the submission queue
+	rung    uint32   // the value of tail in the last doorbell write
+	head    uint32   // of the completion queue
+	seen    uint32   // the value of head in the last doorbell write
+	phase   uint32   // that of new entries: 1 << 16 or 0
+	places  []uint32 // by slot: busy and the CID of its command; 0: the slot is free
+	free    []uint16 // the free slots
 	counter uint16
 }
 
-// busy is set in a place that has a command, beside its CID.
+// busy is set in Ring.places, beside the CID, for a slot that has a command.
 const busy = 1 << 16
 
 // phaseBit is P in the last word of a CQE.
@@ -48,7 +49,7 @@ const phaseBit = 1 << 16
 // writes a doorbell to the register only if the controller has asked for that in its event index.
 type shadow struct{ sq, cq, sqEvent, cqEvent *atomic.Uint32 }
 
-// newRing makes a ring in zeroed memory of sqBytes + cqBytes. stride is that of the doorbells in bytes.
+// newRing makes a ring in memory of the length that ringBytes returns. stride is that of the doorbells in bytes.
 func newRing(id uint16, entries int, memory []byte, regs Registers, stride int) *Ring {
 	invariants.Check(entries >= MinEntries && entries <= MaxEntries && bits.OnesCount(uint(entries)) == 1,
 		"pcie: a ring whose length is no power of two")
@@ -68,7 +69,7 @@ func ringBytes(entries int) (sq, cq int) {
 	return pages(entries * nvme.SQESize), pages(entries * nvme.CQESize)
 }
 
-// reset makes the ring empty, as the controller expects it when it creates the queues. All places are free.
+// reset makes the ring empty, as the controller expects it when it creates the queues. All slots are free.
 func (r *Ring) reset() {
 	clear(r.sq)
 	clear(r.cq)
@@ -80,14 +81,14 @@ func (r *Ring) reset() {
 	}
 }
 
-// Places is how many commands there can be.
+// Places is the number of slots: how many commands can be outstanding.
 func (r *Ring) Places() int { return len(r.places) - 1 }
 
 // Free is how many more commands the ring takes.
 func (r *Ring) Free() int { return len(r.free) }
 
-// Next takes a place, below Places, for a command. The entry is zero but for its CID. The caller fills it before Ring.
-// There must be a free place.
+// Next takes a free slot, below Places, for a command. The entry is zero but for its CID. The caller fills it in before
+// Submit. There must be a free slot.
 //
 // hot: 0 allocs
 func (r *Ring) Next() (e *nvme.SQE, place int) {
@@ -104,7 +105,7 @@ func (r *Ring) Next() (e *nvme.SQE, place int) {
 	return e, place
 }
 
-// CID is that of the command in a place.
+// CID is that of the command in a slot.
 func (r *Ring) CID(place int) uint16 { return uint16(r.places[place]) }
 
 // Submit tells the controller of new commands, with one write to its register at most.
@@ -134,9 +135,9 @@ func (r *Ring) Ready() bool {
 	return word(r.cq, int(r.head*nvme.CQESize)+12).Load()&phaseBit == r.phase
 }
 
-// Reap returns the next completion, and frees its place. ok is false if there is none.
+// Reap returns the next completion, and frees its slot. ok is false if there is none.
 //
-// Errors: ErrLies, if no command of that CID is under way. The completion is gone.
+// Errors: ErrLies, if no command of that CID is outstanding. The completion is dropped.
 //
 // hot: 0 allocs
 func (r *Ring) Reap() (place int, c nvme.CQE, ok bool, err error) {
@@ -160,7 +161,7 @@ func (r *Ring) Reap() (place int, c nvme.CQE, ok bool, err error) {
 	return place, c, true, nil
 }
 
-// Seen tells the controller that the completions are taken.
+// Seen tells the controller, through the doorbell of the completion queue, which completions were reaped.
 //
 // hot: 0 allocs
 func (r *Ring) Seen() {
