@@ -9,32 +9,35 @@
 //	client ─ Read ──> any replica: key clean: its store answers
 //	                               key dirty: Ship ─> ChainTail ─ Answer ─> replica ─> client
 //
-// A write gets its version and its place in the order (seq) at the ChainHead. Every replica stores it and passes it on
-// at once. So the stores work in parallel, and many writes are under way, also of one key; there is no lock across the
-// chain. The key is dirty from then on.
+// A write gets its version and its number in the order of writes (seq) at the ChainHead. Every replica stores it and
+// forwards it at once. So the stores work in parallel, and many writes are outstanding, also of one key; there is no
+// lock across the chain. The key is dirty from then on, until the write is committed. The states of a write are at type
+// write.
 //
-// The ChainTail commits a write when it is durable at every replica, in the order of seq. It knows that from the
-// durable mark that comes down the chain: all writes up to it are durable at the sender and before it. The mark is part
-// of each Forward; it goes alone only if there is nothing to forward. Acks go up the chain with the committed mark,
-// clear the dirty marks, and let the ChainHead answer. A member that is filled is behind the ChainTail: then it is the
-// one that commits first (fill.go).
+// The last member of the chain commits a write when it is durable at every replica, in the order of seq. It knows that
+// from the durable mark that comes down the chain: all writes up to it are durable at the sender and upstream of it.
+// The mark is part of each Forward; it is sent alone, as a Durable, only if there is nothing to forward. Acks go up the
+// chain with the committed mark: each member marks the keys clean, and the ChainHead answers its clients. The last
+// member is the ChainTail, or a filling member downstream of it (fill.go).
 //
-// Everything depends on the epoch of the chain, which counts the changes of this chain alone: View.Versions of the
-// range, not the epoch of the view. Messages of another epoch are ignored. When the epoch changes, every write that is
-// not committed is forwarded again under the new one. The replica before holds all that the one behind it holds, so
-// that nothing is lost but what no client was told of.
+// Epoch here is always that of the chain, which counts the changes of this chain alone: View.Versions of the range, not
+// the epoch of the view. Messages of another epoch are ignored. When the epoch changes, every write that is not
+// committed is forwarded again under the new one. Each replica holds all writes that those downstream of it hold, so
+// that only writes that were not acknowledged can be lost.
 //
-// A replica answers reads only while it has authority, which is a lease that the manager extends. It ends before the
-// manager can make a view without the replica. A replica looks at the clock after it has fetched the value, because its
-// process may be paused between the two.
+// A replica answers reads only while it has authority, which the manager grants and extends. It ends before the manager
+// can make a view without the replica. A replica checks the time after it has fetched the value, because its process
+// may be paused between the two.
 //
-// A ChainHead yields its place to another member when it has no writes under way (yield.go). So a node that was away,
-// and is the ChainTail of its ranges since, leads its share of them again.
+// A ChainHead yields the head of the chain to another member when it has no writes outstanding (yield.go). So a node
+// that was away, and has been the ChainTail of its ranges since, leads its share of them again.
 //
-// In this package, before and behind are directions of the chain: the ChainHead is before all, and a filling member is
-// behind all. Replica is the machine itself: what a view changes and the marks are in replica.go, writes in write.go,
-// reads in read.go, filling in fill.go. Port (port.go, and portserve.go for what comes in) is around it, and makes NVMe
-// commands of its messages. Tables are memory that several of them share.
+// Upstream is towards the ChainHead (the Predecessor is next upstream), downstream towards the ChainTail and a filling
+// member; comments also say before and behind. Replica is the machine itself: what a view changes and the marks are in
+// replica.go, writes in write.go, reads in read.go, filling in fill.go. Port (port.go, and portserve.go for commands
+// that come in) translates its messages to NVMe commands and back. Tables are memory that several replicas share.
+//
+// Times are in nanoseconds of the clock of Advance, durations in nanoseconds.
 //
 // Source: LEED (SIGCOMM'23), section 3.7. Deviations: writes are not held up by the store of the replica before (3.7
 // and its code store and forward); the commit needs all replicas to be durable, so that any of them can be the last
@@ -48,25 +51,27 @@ type Peer int32
 // NoPeer is no replica.
 const NoPeer Peer = -1
 
-// Role is the place of the replica in its chain, by the view of an epoch.
+// Role is the position of the replica in its chain, by the view of an epoch.
 //
-// A member that is filled is behind the ChainTail: it is its Successor, and has it as its Predecessor.
+// A filling member, which is being filled with the data of the range, is downstream of the ChainTail: it is its
+// Successor, and has it as its Predecessor.
 type Role struct {
 	// Epoch counts the changes of the chain, from 1 on: View.Versions of the range.
 	Epoch uint64
-	// Member: the replica serves or is filled. Otherwise only Epoch has a meaning.
+	// Member: the replica serves or is being filled. Otherwise only Epoch has a meaning.
 	Member bool
-	// Filling: it is filled. It takes writes, and serves nothing.
+	// Filling: it is being filled. It stores writes that are forwarded to it, and answers no clients.
 	Filling bool
-	// Since identifies the membership: it differs each time that the replica is filled. It is view.Member.Since, an
-	// epoch of the view, and is not to be compared with Epoch.
+	// Since identifies the membership: it differs each time that the replica begins to be filled. It is
+	// view.Member.Since, an epoch of the view, and is not to be compared with Epoch.
 	Since uint64
-	// Predecessor and Successor are the replicas before and behind it, NoPeer at the ChainHead and the ChainTail.
+	// Predecessor and Successor are the next replicas upstream and downstream. NoPeer: it is the ChainHead, or the last
+	// member.
 	Predecessor, Successor Peer
-	// ChainTail answers reads of dirty keys; NoPeer: the replica itself, or it is filled.
+	// ChainTail answers reads of dirty keys; NoPeer: that is the replica itself, or it is being filled.
 	ChainTail Peer
-	// Others are the other members that serve, NumOthers of them, first the ChainTail if that is among them. They are
-	// asked for what the store cannot read.
+	// Others are the other members that serve, NumOthers of them, first the ChainTail if it is among them. The replica
+	// asks them for data that its store cannot read.
 	Others    [MaxOthers]Peer
 	NumOthers uint8
 }
@@ -93,7 +98,7 @@ func (r *Role) tail() bool { return r.ChainTail == NoPeer && !r.Filling }
 // alone: no other member serves.
 func (r *Role) alone() bool { return r.head() && r.tail() }
 
-// Op is what a Write does, or what the store is asked for.
+// Op is the operation of a Write or of a StoreOp.
 type Op uint8
 
 // Operations.
@@ -112,22 +117,24 @@ const (
 	OK Status = iota
 	// NotFound: the key does not exist.
 	NotFound
-	// Refused: the store has refused the write, for its condition or for lack of room; nothing has changed.
+	// Refused: the store has refused the write, because of its condition or for lack of room; nothing has changed.
 	Refused
-	// WrongView: the replica does not serve the range, or another one is its ChainHead. Nothing was done.
+	// WrongView: the replica does not serve the range, or is not its ChainHead. Nothing was done.
 	WrongView
-	// Unavailable: the replica cannot serve now: it has no authority, or too many requests. Nothing was done.
+	// Unavailable: the replica cannot serve now, as it has no authority, too many requests, or data that has to be
+	// repaired first. Nothing was done.
 	Unavailable
 	// Unknown: it is not known whether the write was, or will be, done.
 	Unknown
-	// Unreadable: neither this replica nor another one that serves can read the value, or what a write depends on. Of a
-	// Retry it is not known whether the first try was done.
+	// Unreadable: neither this replica nor another one that serves can read the value, or the data that a write depends
+	// on. For a Retry it is not known whether the first try was done.
 	Unreadable
 	// Failing: as Unreadable, but the drive of this replica may return the value later.
 	Failing
 )
 
-// Identity names a write, so that it is done once although it is sent twice. A zero Client is no identity.
+// Identity identifies a write by its client and the client's sequence number, so that it is done once although it is
+// sent twice. It is not the seq of the chain. A zero Client is no identity.
 type Identity struct{ Client, Seq uint64 }
 
 // Key is a key of at most 16 bytes.
@@ -142,19 +149,20 @@ type Write struct {
 	Key Key
 	// Value belongs to the replica until Mem is among Actions.Released.
 	Value []byte
-	// Mem is the driver's name of the memory of the Value; 0: there is none.
+	// Mem is the driver's handle of the memory of the Value; 0: there is none.
 	Mem uint32
 	ID  Identity
-	// Expires is when the object, or the tombstone of a Delete, ceases to exist, and KeepUntil until when the identity
-	// is kept, for the store.
+	// Expires is when the object, or the tombstone of a Delete, ceases to exist, and KeepUntil until when the store
+	// keeps the identity: both in unix seconds.
 	Expires, KeepUntil uint32
-	// Retry: the client has sent the write before. The store looks whether it has done it.
+	// Retry: the client has sent the write before. The store checks whether it was done then.
 	Retry bool
-	// Conditional: the store decides whether the write is done. It is passed on when that is known.
+	// Conditional: the store decides whether the write is done. It is forwarded after that.
 	Conditional bool
-	// Position is that of the key. It is needed of a Write of which the store decides: Conditional, or a Retry.
+	// Position is that of the key. It is needed if the store decides whether the Write is done: Conditional, or a
+	// Retry.
 	Position uint64
-	// Payer is the driver's number for who pays for what the store does.
+	// Payer is the driver's number of the tenant that is charged for the work of the store.
 	Payer uint32
 	// Tag is repeated in the Reply.
 	Tag uint64
@@ -162,8 +170,8 @@ type Write struct {
 
 // Read is a client's read.
 type Read struct {
-	// Key may be empty: then it is no read of a key, but of what the driver knows by the Tag, such as a list of the
-	// keys of a range. It is never shipped: the answer is what this replica's store has.
+	// Key may be empty: then it is not the read of a key, but one that the driver knows by the Tag, such as a list of
+	// the keys of a range. It is never shipped: the answer is what this replica's store has.
 	Key   Key
 	Payer uint32
 	// Value is memory for the value. It belongs to the replica until the Reply.
@@ -184,10 +192,10 @@ type Reply struct {
 
 // StoreOp is an operation of the partition's store. The driver calls Stored with its outcome.
 type StoreOp struct {
-	// Slot is for Stored, or of a Get for Fetched.
+	// Slot is the argument of Stored, or of Fetched for a Get.
 	Slot int32
-	// Tag is that of the Write of which the store decides, or of the Read. Its Reply has not been given before this
-	// turn.
+	// Tag is that of the Write, if the store decides whether it is done, or of the Read. Its Reply has not been given
+	// before this turn.
 	Tag uint64
 	Op  Op
 	Key Key
@@ -200,13 +208,23 @@ type StoreOp struct {
 	Expires, KeepUntil uint32
 	Retry, Conditional bool
 	Payer              uint32
-	// Last: no other member can read what a Get, or a write of which the store decides, depends on. What the store has
-	// in a segment that has lost keys counts if it is Sound, as if no other member served. Otherwise it does not count,
-	// because others are asked.
+	// Last: no other member can read the data that a Get, or a write that the store decides, depends on. Then the store
+	// uses the items of a segment that has lost keys that are sound (sound.go), as if no other member served. Without
+	// Last it uses none of them while others serve, because these are asked.
 	Last bool
 }
 
-// StoreStatus is the outcome of a StoreOp.
+// StoreStatus is the outcome of a StoreOp or a RangeOp. What becomes of a client's request then:
+//
+//	Done, Superseded   a write is durable here; OK when it is committed. A Get: OK
+//	Absent             NotFound
+//	Repeated           OK
+//	Declined           Refused; Unavailable, if the authority has ended meanwhile
+//	Unjudged           the write waits for a repair (unjudged.go). Unreadable, if no other member has the data;
+//	                   Unavailable, if it has waited for too long
+//	Failed             Unknown for a write, Unavailable for a read; the replica is damaged
+//	StoreUnreadable    other members are asked. Unreadable, if none has the data; Unavailable, if one could not answer
+//	StoreFailing       likewise, with Failing for Unreadable
 type StoreStatus uint8
 
 // Outcomes.
@@ -221,16 +239,16 @@ const (
 	Repeated
 	// Declined: the store has refused the write; nothing has changed.
 	Declined
-	// Unjudged: the store has lost what the decision on the write depends on; nothing has changed.
+	// Unjudged: the store has lost the data that the decision on the write depends on; nothing has changed.
 	Unjudged
 	// Failed: the store has failed. The replica serves no longer (Actions.Damaged).
 	Failed
-	// StoreUnreadable is of a Get, or a RangeOp: the store has lost something, or cannot read it. Others are asked.
+	// StoreUnreadable, of a Get or a RangeOp: the store has lost the data, or cannot read it.
 	StoreUnreadable
-	// StoreFailing is of a Get: the same, but the drive may return it later.
+	// StoreFailing, of a Get: the same, but the drive may return the data later.
 	StoreFailing
-	// GivenUp is of a RangeOp: nothing was done, because nobody needs it any more (Wants), or it would take too long.
-	// Another node that has asked for it may ask again.
+	// GivenUp, of a RangeOp: nothing was done, because the result is not needed any more (Wants), or it would take too
+	// long. Another node that has asked for it may ask again.
 	GivenUp
 )
 
@@ -240,14 +258,14 @@ type MessageKind uint8
 // Kinds of messages. Between nodes, Forward, Durable, Sync, Ship, Compare and Fetch are NVMe commands; an Ack is the
 // completion of a Forward or a Durable, and Answer, Sums and Batch are those of what they answer (Port).
 const (
-	// Forward passes a write on to the Successor.
+	// Forward sends a write to the Successor.
 	Forward MessageKind = iota
-	// Durable tells the Successor the durable mark.
+	// Durable sends the durable mark to the Successor.
 	Durable
-	// Ack tells the Predecessor the committed mark.
+	// Ack sends the committed mark to the Predecessor.
 	Ack
-	// Sync tells the Predecessor that the replica has adopted the epoch, or has lost messages, and wants all writes
-	// that are not committed.
+	// Sync tells the Predecessor that the replica has adopted the epoch, or may have lost messages, and asks for all
+	// writes that are not committed.
 	Sync
 	// Ship asks the ChainTail for a value.
 	Ship
@@ -260,22 +278,22 @@ const (
 	Batch
 )
 
-// Message is a message between two replicas of a chain. What a Replica sends refers to memory of its own, which does
-// not change before the turn that returned it is carried out. The Value of a Forward or a Batch that is received
-// belongs to the Replica until its Mem is among Actions.Released, or its RangeOp comes back. The Value of a Ship that
-// is received is memory for the value, until the Answer.
+// Message is a message between two replicas of a chain. A message that a Replica sends refers to memory of the Replica,
+// which does not change before the actions of that turn are carried out. The Value of a Forward or a Batch that is
+// received belongs to the Replica until its Mem is among Actions.Released, or its RangeOp comes back. The Value of a
+// Ship that is received is memory for the value, until the Answer.
 type Message struct {
 	Kind  MessageKind
 	Epoch uint64
-	// Seq is the place of a Forward in the order of the epoch's writes, from 1 on; of a Durable the durable mark, of an
-	// Ack the committed mark.
+	// Seq is the number of a Forward in the order of the epoch's writes, from 1 on; of a Durable the durable mark, of
+	// an Ack the committed mark.
 	Seq uint64
-	// Full, of an Ack: the partition of the sender, or of a member behind it, is nearly full.
+	// Full, of an Ack: the partition of the sender, or of a member downstream of it, is nearly full.
 	Full bool
 	// Mark is the durable mark of a Forward's sender.
 	Mark uint64
-	// Clock: all writes with a version up to it have ended, and no other one will get such a version. It is 0 if the
-	// sender of a Durable does not know it.
+	// Clock is a version, not a time: all writes with a version up to it have ended, and no other write will get such a
+	// version. It is 0 if the sender of a Durable does not know it yet.
 	Clock   uint64
 	Op      Op
 	Key     Key
@@ -285,14 +303,16 @@ type Message struct {
 	ID      Identity
 	// Expires and KeepUntil are those of the Write, or Expires that of the value of an Answer.
 	Expires, KeepUntil uint32
-	// Payer is who pays for what a Forward or a Ship does at the receiver. The receiver's driver sets it.
+	// Payer is the receiver's number of the tenant that is charged for a Forward or a Ship. The receiver's driver sets
+	// it.
 	Payer uint32
-	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass, and Len how
-	// long the answer to a Fetch may be.
+	// Tag, Len and Status are those of a Ship and its Answer. Tag is also that of the messages of a pass or a repair,
+	// and Len the greatest length in bytes of the answer to a Fetch.
 	Tag    uint64
 	Len    int
 	Status Status
-	// Part is what the messages of a pass are about. Round is that of a Compare or a Fetch: see Replica.round.
+	// Part is the part of the range that a message of a pass or a repair is about. Round is that of a Compare or a
+	// Fetch: see Replica.round.
 	Part  *Part
 	Round uint16
 }
@@ -303,19 +323,19 @@ type Send struct {
 	Message
 }
 
-// Actions are what is to be done after a call. The driver empties the slices.
+// Actions are what the driver has to do after a call. The driver empties the slices.
 type Actions struct {
-	// Stores may be submitted in any order, and each must be answered by Stored exactly once.
+	// Stores may be submitted in any order. The driver must call Stored, or Fetched for a Get, exactly once for each.
 	Stores []StoreOp
-	// Ranges are operations on ranges, as background work. Each must be answered by Ranged exactly once.
+	// Ranges are operations on ranges, as background work. The driver must call Ranged exactly once for each.
 	Ranges []RangeOp
-	// Sends may be lost and come in another order. When a connection is made again, the driver calls Reconnected.
+	// Sends may be lost and reordered. When a connection is made again, the driver calls Reconnected.
 	Sends []Send
-	// Replies may be passed on at once.
+	// Replies may be sent at once.
 	Replies []Reply
-	// Released names the memory of values of Writes, Forwards and Batches that are not needed any more: Mem.
+	// Released has the Mem of values of Writes, Forwards and Batches that are not needed any more.
 	Released []uint32
-	// Repairs are what has become of things that the store could not read.
+	// Repairs tell how repairs of data that the store could not read go on.
 	Repairs []RepairEvent
 	// Complete: the replica has been filled. The node must report that (Replica.Complete).
 	Complete bool
@@ -325,35 +345,34 @@ type Actions struct {
 
 // Config describes a Replica.
 type Config struct {
-	// Window is how many writes may have a place in the order and not be committed, a power of two. As many more may
-	// wait for a place.
+	// Window is how many writes may have a seq and not be committed, a power of two. As many more may wait for a seq.
 	Window int
-	// Reads is how many reads may be under way.
+	// Reads is how many reads may be outstanding.
 	Reads int
-	// Tables have the memory for them, and bound what all replicas that share them take of clients; nil: some of its
-	// own, which bound nothing else.
+	// Tables have the memory for writes and reads, and bound how many requests of clients all replicas that share them
+	// accept; nil: the replica has Tables of its own.
 	Tables *Tables
-	// Version is the greatest version that the store has of the range, or 0, because those of an epoch are greater
-	// than all of earlier ones anyway. It is not one of another range: the next ChainHead, which does not know it,
-	// would give lower ones.
+	// Version is the greatest version that the store has of the range, or 0, because the versions of an epoch are
+	// greater than all of earlier ones anyway. It must not be that of another range: the next ChainHead, which does not
+	// know it, would give lower ones.
 	Version uint64
 	// First is the first position of the range, Bits the logarithm of their number.
 	First uint64
 	Bits  uint8
-	// Parts is how many parts of the range may be compared or copied at once while the replica is filled.
+	// Parts is how many parts of the range may be compared or copied at once while the replica is being filled.
 	Parts int
-	// Leaf is how many objects a part has at most that is copied when it differs, and not compared further.
+	// Leaf: a part that differs and has at most that many objects is copied, and not compared further.
 	Leaf uint64
-	// LockKeys: a write waits until those of its key before it are committed, as if the key were locked at all members,
-	// which LEED does with segments. It is slower, and there to be compared with.
+	// LockKeys: a write waits until the earlier writes of its key are committed, as if the key were locked at all
+	// members. LEED does that with segments. It is slower, and exists for comparison.
 	LockKeys bool
 }
 
-// The versions that a ChainHead gives in an epoch begin at firstVersion, or at a distance of versionGap from those that
-// it has seen if that is more. ChainHeads before it may have given versions to writes that no other replica has seen,
-// and that one of their stores still has when it is filled: all of them must be lower. Only what is under way may be
-// unseen, so that the gap is enough where an epoch had more writes than versions. A ChainHead that stays one begins
-// anew all the same: it may have missed a view in which another one led.
+// The versions that a ChainHead gives in an epoch begin at firstVersion, or versionGap above the greatest that it has
+// seen if that is more. Earlier ChainHeads may have given versions to writes that no other replica has seen, and that
+// one of their stores still has when it is filled again: all of them must be lower. Only outstanding writes may be
+// unseen, so that the gap is enough where an epoch had more writes than versions. A ChainHead that stays ChainHead
+// begins anew all the same: it may have missed a view in which another one led.
 //
 // A store takes versions below 2^62, and an epoch has 32 bits. The first manyEpochs get epochVersions each, half of
 // all, so that a chain whose members come and go for years has fewer for each, but never none.

@@ -7,22 +7,24 @@ import (
 
 // Damage.
 //
-// A replica whose store has failed is damaged: it does nothing more, the node reports that, and the next view goes on
-// without it. When the store works again, the replica begins anew, as that of a new process does (Revive). That is safe
-// on these conditions:
+// A replica whose store has failed is damaged: it does nothing more, the node reports that, and the next view leaves it
+// out. When the store works again, the replica begins anew, as that of a new process does (Revive). That is safe on
+// these conditions:
 //
-//   - The view does not have it as a member any more. The others have gone on without it, and it has forgotten what was
-//     under way; in the same membership nobody would send that again.
-//   - The store has nothing of it any more, so that no write of the old life comes after one of the new.
-//   - The store knows the outcome of all that has failed (kvstore.Certain): it was not done, and is not done after a
-//     restart either.
+//   - The view does not have it as a member any more. The others have continued without it, and it has forgotten its
+//     outstanding writes; in the same membership nobody would forward these again.
+//   - The store has no request of it any more, so that no write from before the failure completes after one from after
+//     it.
+//   - The store knows the outcome of all writes that have failed (kvstore.Certain): they were not done, and are not
+//     done after a restart either.
 //
-// Then the store has all that was acknowledged while the replica was a member: a write that failed was never durable
-// here, so that it was not committed. It may have more, which was durable here and not committed. A member that is
-// filled replaces that. The last copy serves it: it is committed then, for there is nobody else, and its client was
-// told that the outcome is unknown. A repetition of it finds its identity.
+// Then the store has all writes that were acknowledged while the replica was a member: a write that failed was never
+// durable here, so that it was not committed. It may also have writes that were durable here and not committed. If the
+// replica is filled again, the pass replaces these. If it is the last copy, it serves them: they count as committed
+// then, since there is no other member, and their clients were told that the outcome is unknown. A retry of such a
+// write finds its identity.
 
-// fail makes the replica useless, because its store has failed.
+// fail marks the replica damaged, because its store has failed. It ends all reads and writes.
 func (r *Replica) fail(out *Actions) {
 	if r.damaged {
 		return
@@ -43,18 +45,18 @@ func (r *Replica) fail(out *Actions) {
 		if w.waited {
 			out.Replies = append(out.Replies, Reply{Tag: w.Tag, Status: Unknown})
 		}
-		// Its place and its memory are also those of other replicas.
+		// Its slot and its memory are shared with other replicas, so they are freed.
 		if w.waited, w.version = false, 0; !w.storing {
 			r.release(i, out)
 		}
 	}
 }
 
-// MayRevive reports whether the replica is damaged, and no member of its chain.
+// MayRevive reports whether the replica is damaged, and not a member of its chain.
 func (r *Replica) MayRevive() bool { return r.damaged && !r.role.Member }
 
-// Revive ends the damage of a replica that may revive, and of which the store has nothing. It knows the outcome of all
-// that has failed.
+// Revive ends the damage, if MayRevive. The store must have no requests of the replica, and must know the outcome of
+// all that have failed.
 func (r *Replica) Revive() {
 	if !r.MayRevive() {
 		return

@@ -4,28 +4,28 @@ import "math/bits"
 
 // Filling.
 //
-// A member that is filled is the last of the chain: it takes every write of the epochs in which it is a member, and a
-// write is committed when it is durable there, too. What is older it gets from the ChainTail, the copier, in one pass:
+// A filling member is the last of the chain: it stores every write of the epochs in which it is a member, and a write
+// is committed when it is durable there, too. Older data it gets from the ChainTail, the copier, in one pass:
 //
 //	filling ─ Compare ─> copier      digests of 64 parts of a range; each part that differs is compared again,
 //	filling <── Sums ─── copier      until it is cheaper to copy it
 //	filling ── Fetch ──> copier      a part, from a cursor on
 //	filling <── Batch ── copier      objects with versions, applied as an exact copy with the clock of the pass
 //
-// A batch is sent when all writes that the copier had when it read have ended (Replica.Ended). So it has nothing that
-// is not committed, and whatever the member has that is not, is in its window.
+// A batch is sent when all writes that the copier had when it read the batch have ended (Replica.Ended). So a batch has
+// only committed writes, and the uncommitted writes that the filling member has are all in its window.
 //
-// The clock comes from the ChainHead: it is the last version before those of its epoch, once all writes up to it are
-// committed. What the member has with a version up to the clock is replaced by what the copier has; what is above it is
-// a live write, and stays. So it may have anything from an earlier life.
+// The clock is a version and comes from the ChainHead: it is the last version before those of its epoch, once all
+// writes up to it have ended. Items of the filling member with a version up to the clock are replaced by those of the
+// copier. Items above the clock are live writes, and stay. So the member may have any data from an earlier membership.
 //
-// The pass belongs to the membership (Role.Since), not to the epoch: the predecessor of a copier that is lost takes its
-// place, and holds everything that the copier had. The member that is filled has all state of the pass, and asks for
-// each part; a copier has none. So what has no answer, because the request or the answer was lost, is asked for again,
-// and what was copied is not copied twice.
+// The pass belongs to the membership (Role.Since), not to the epoch: if a copier is lost, its predecessor becomes the
+// copier, and has everything that the lost one had. The filling member has all state of the pass, and asks for each
+// part; a copier has none. So a request that gets no answer, because one of the two was lost, is sent again, and no
+// part is copied twice.
 
-// Cursor is a place in the order of the objects of a range: those up to Position and Key are before it. The zero Cursor
-// is before all.
+// Cursor is a point in the order of the objects of a range: after those up to Position and Key. The zero Cursor is
+// before all.
 type Cursor struct {
 	Position uint64
 	Key      Key
@@ -34,14 +34,14 @@ type Cursor struct {
 // Sum is the digest of a part of a range: how many objects and tombstones it has, and the sum of their hashes.
 type Sum struct{ Count, Hash uint64 }
 
-// Part is a part of the range: 2^Bits positions from First on, and what a message or a RangeOp says of it.
+// Part is a part of the range: 2^Bits positions from First on, and the fields of messages and RangeOps about it.
 type Part struct {
 	First uint64
 	Bits  uint8
-	// From is the cursor behind which a copy begins, To the one up to which it goes; Last: that is the end of the part.
+	// From is the cursor after which a copy begins, To the one up to which it goes; Last: that is the end of the part.
 	From, To Cursor
 	Last     bool
-	// Time is that of the Sums, in unix seconds: what expires until then is left out. 0: now.
+	// Time is that of the Sums, in unix seconds: objects that have expired by then are left out. 0: now.
 	Time uint32
 	// Sums are the digests of 2^fanBits parts of equal length, or of each position if there are fewer.
 	Sums []Sum
@@ -49,30 +49,33 @@ type Part struct {
 
 // Copies and tombstones.
 //
-// A batch has what was there when it was read. If a key of it is deleted before the batch is stored, the tombstone
-// keeps the old object away. So no batch may be stored when the tombstones of what was deleted since it was asked for
-// are over:
+// A batch has the objects of the time when it was read. If a key of it is deleted before the batch is stored, the
+// tombstone keeps the old object from being stored. So no batch may be stored after the tombstones of objects that were
+// deleted since it was read have expired:
 //
 //	read ── JoinNS ──> asked ── BatchNS ──> given to the store ── … ──> stored, LateNS later at most < MinTombstoneNS
 //
-// It may be read before it is asked for, because a copier whose drive is slow gives a Fetch what an earlier one of the
-// same epoch and round has begun for it. The clock of the pass had come then, too, and nothing was lost since.
+// It may be read before it is asked for, because a copier whose drive is slow answers a Fetch with the batch that it
+// has begun to read for an earlier one of the same epoch and round. The clock of the pass was known then, too, and
+// nothing was lost since.
 //
-// One that was not given to the store in time is given up, and asked for again; when the store took longer, the replica
-// is damaged, and is filled from the beginning. So it is with the batch of a repair, which is given up sooner. Writes,
-// which are held back for any time if there is no room, do not depend on it: see storeAgain.
+// A batch that was not given to the store in time is dropped, and asked for again. If the store takes longer, the
+// replica is damaged, and is filled from the beginning. The same holds for the batch of a repair, which is dropped
+// sooner. Writes, which are held back without a limit if there is no room, do not depend on this: see storeAgain.
+//
+// All are in nanoseconds of the clock of Advance.
 const (
 	JoinNS  = 60e9
 	BatchNS = 60e9
 	LateNS  = 300e9
 	// MinTombstoneNS is how long a tombstone has to last at least, by the time of day of the node whose store has it.
-	// That may be set forward by the difference to how long it does last.
+	// Tombstones really last replicas.tombstoneSeconds; the time of day may be set forward by the difference.
 	MinTombstoneNS = JoinNS + LateNS + 1e9
-	// noRoomNS is when a batch is asked for again for which there was no room.
+	// noRoomNS is the delay before a batch for which there was no room is asked for again.
 	noRoomNS = 1e9
 )
 
-// fanBits is the logarithm of the number of parts that are compared at once.
+// fanBits is the base-2 logarithm of the number of sub-ranges that one Compare compares.
 const fanBits = 6
 
 // RangeKind is the kind of a RangeOp.
@@ -82,15 +85,16 @@ type RangeKind uint8
 const (
 	// Digest sets Sums.
 	Digest RangeKind = iota
-	// CopyOut sets To, Last and Data: the objects behind From, as many as make a batch. What is lost makes it fail.
+	// CopyOut sets To, Last and Data: the objects after From, as many as make a batch. It fails if one of them is lost.
 	CopyOut
-	// CopyIn makes the store have, behind From and up to To, what is in Data and what has a version above Clock. With a
-	// Clock of 0 it adds what is newer than what the store has.
+	// CopyIn makes the store have, after From and up to To, the objects of Data and its own with a version above Clock.
+	// With a Clock of 0 it adds those objects of Data that are newer than its own.
 	CopyIn
-	// Settle looks at the segment of the store that First is in. It sets Width to how many high bits of a position say
-	// that it is in that segment, and Clock to other than 0 if the segment has lost something; if these bits are fewer
-	// than Width was, the store splits the segment. With that Clock, it accepts the loss, unless the segment has more
-	// positions than those with the same Width high bits, or more was lost since: then its status is Superseded.
+	// Settle with a Clock of 0 examines the segment of the store that has the position First. It sets Width to the
+	// number of high bits that the positions of that segment have in common, and Clock to a token other than 0 if the
+	// segment has lost keys; if the bits are fewer than Width was, the store splits the segment. Settle with that token
+	// accepts the loss, unless the segment has more positions than those with the same Width high bits, or more was
+	// lost since: then its status is Superseded.
 	Settle
 )
 
@@ -100,28 +104,28 @@ type RangeOp struct {
 	Kind RangeKind
 	Part
 	Clock uint64
-	// Room is how long the batch of a CopyOut may be.
+	// Room is the greatest length of the batch of a CopyOut in bytes.
 	Room int
-	// Data is a batch. That of a CopyIn came with a Batch, and is the driver's again when it calls Ranged. That of a
-	// CopyOut is memory of the driver's, and is sent in the turn of Ranged.
+	// Data is a batch. That of a CopyIn came with a Batch, and belongs to the driver again when it calls Ranged. That
+	// of a CopyOut is memory of the driver, and is sent in the turn of Ranged.
 	Data []byte
 	// Mem is that of the Batch.
 	Mem uint32
 	// Width is that of a Settle: bits of a position.
 	Width uint8
-	// Lost: LostAt is the last position of what the store could not read. It is for StoreUnreadable.
+	// Lost: LostAt is the last position of the data that the store could not read. It is for StoreUnreadable.
 	Lost   bool
 	LostAt uint64
 	// askedNS is when the batch of a CopyIn was asked for.
 	askedNS int64
-	// repairs: the asker repairs what it cannot read.
+	// repairs: it is for a repair of the asker.
 	repairs bool
 	// asker is the member that has asked, or NoPeer for the replica itself; tag and epoch are those of its message.
 	asker      Peer
 	tag, epoch uint64
 }
 
-// Progress counts what has been done in the present pass.
+// Progress has the counters of a pass.
 type Progress struct {
 	// Compared counts the parts that were compared, each by the digests of up to 64 sub-ranges in one answer. Batches
 	// and Bytes count what was copied.
@@ -134,45 +138,45 @@ const (
 	taskIdle     taskState = iota
 	taskWanted             // to be asked for
 	taskAsked              // the copier has been asked
-	taskDigested           // the copier has answered, the own store digests
+	taskDigested           // the copier has answered, the store here computes its digests
 	taskStored             // a batch is being stored
 	taskDraining           // a batch of an earlier pass is being stored
 )
 
-// task is the comparison or the copy of a part. There are Config.Parts of them, which take one part after the other.
+// task is the comparison or the copy of a part. There are Config.Parts tasks, each with one part after the other.
 type task struct {
 	Part
 	state taskState
-	// copied: the part is copied, not compared. lost: what was asked, or its answer, was lost.
+	// copied: the part is copied, not compared. lost: the request to the copier, or its answer, was lost.
 	copied, lost bool
 	// attempt counts the requests to the copier. It is in their tags, so that an answer to an earlier one is
-	// recognized.
+	// recognised.
 	attempt uint32
-	// askedNS is when it was asked for, dueNS when it may be again.
+	// askedNS is when the copier was asked, dueNS when it may be asked again.
 	askedNS, dueNS int64
-	// again: it takes up something that was open, up to the position end, and that was asked for so many times before.
+	// again: the part is an open part (open.go), up to the position end, that was asked for tries times before.
 	again bool
 	end   uint64
 	tries uint8
 }
 
-// differing are the sub-ranges of a part that were found to differ: one bit each in differ, and in copied if it is to
-// be copied without comparing it further. Those in joined are copied together with the one before them: 2^n of them,
-// which are a part.
+// differing has the sub-ranges of a part that were found to differ: one bit each in differ, and in copied if the
+// sub-range is to be copied without comparing it further. Those in joined are copied together with the one before them:
+// a power of two of adjacent sub-ranges, which form one Part.
 type differing struct {
 	first                  uint64
 	bits                   uint8 // of each
 	differ, copied, joined uint64
 }
 
-// pass is the state of a member that is filled.
+// pass is the state of a filling member.
 type pass struct {
-	// clock is 0 until the pass begins.
+	// clock is the version up to which items are replaced; 0 until the pass begins.
 	clock uint64
-	// differing are those that no task has taken yet, as a stack.
+	// differing has the sub-ranges that no task has taken yet, as a stack.
 	differing []differing
 	tasks     []task
-	// open is what the copier cannot read.
+	// open has the parts that the copier cannot read.
 	open     []openPart
 	complete bool
 	progress Progress
@@ -184,7 +188,7 @@ func (r *Replica) Complete() bool {
 	return r.role.Member && !r.damaged && (!r.role.Filling || r.pass.complete)
 }
 
-// Progress returns what the present pass, or the last one, has done.
+// Progress returns the counters of the present pass, or of the last one.
 func (r *Replica) Progress() Progress { return r.pass.progress }
 
 // resetPass forgets a pass: the membership is another one, or something was lost. Batches that are being stored are
@@ -203,7 +207,7 @@ func (r *Replica) resetPass() {
 	r.pass = pass{tasks: p.tasks, differing: p.differing[:0]}
 }
 
-// askAgain asks again for what the copier has not answered.
+// askAgain has all requests that the copier has not answered sent again.
 func (r *Replica) askAgain() {
 	for i := range r.pass.tasks {
 		if t := &r.pass.tasks[i]; t.state == taskAsked {
@@ -213,7 +217,7 @@ func (r *Replica) askAgain() {
 	r.pass.askOpen()
 }
 
-// noteLost notes that what was asked for, by the tag of the message, will not be answered.
+// noteLost notes that the message with a tag will not be answered.
 func (r *Replica) noteLost(tag uint64, out *Actions) {
 	if isRepair(tag) {
 		r.repairRefused(tag, false, out)
@@ -223,7 +227,7 @@ func (r *Replica) noteLost(tag uint64, out *Actions) {
 	}
 }
 
-// askLost asks again for what was lost.
+// askLost has the requests that were lost sent again.
 func (r *Replica) askLost() {
 	for i := range r.pass.tasks {
 		if t := &r.pass.tasks[i]; t.state == taskAsked && t.lost {
@@ -232,8 +236,8 @@ func (r *Replica) askLost() {
 	}
 }
 
-// continuePass asks for as many parts as may be under way. It does so only when the clock has come in this epoch: then
-// the copier has adopted the epoch.
+// continuePass asks for parts, as many at once as there are tasks. It does so only when the clock of this epoch is
+// known: then the copier has adopted the epoch.
 func (r *Replica) continuePass(out *Actions) {
 	p := &r.pass
 	if !r.role.Filling || p.complete || r.clock == 0 || p.clock == 0 && !r.beginPass() {
@@ -313,7 +317,7 @@ func (p *pass) taskOf(tag uint64, state taskState) *task {
 	return &p.tasks[i]
 }
 
-// receiveFill takes a message of a pass.
+// receiveFill handles a message of a pass or a repair.
 func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 	asked := r.role.tail() && from == r.role.Successor
 	answered := r.role.Filling && from == r.role.Predecessor
@@ -362,7 +366,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 	out.Ranges = append(out.Ranges, op)
 }
 
-// Ranged takes a RangeOp back, with its results.
+// Ranged handles the outcome of a RangeOp, which has its results.
 func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	switch {
 	case r.damaged:
@@ -399,14 +403,13 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	}
 }
 
-// Wants reports whether a batch that the store is asked to take is of the present pass, or of the repair under way, and
-// not too old. If not, it ends as GivenUp.
+// Wants reports whether a batch that is to be stored is of the present pass or repair, and not too old. If not, the
+// CopyIn ends as GivenUp.
 func (r *Replica) Wants(op *RangeOp) bool {
 	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil && r.now-op.askedNS < BatchNS || r.wantsRepair(op))
 }
 
-// drained notes that the store does not have a batch any more, which was given up. It is asked for again, unless it was
-// of an earlier pass.
+// drained notes that a CopyIn has ended as GivenUp. The batch is asked for again, unless it was of an earlier pass.
 func (r *Replica) drained(op *RangeOp) {
 	if t := r.pass.taskOf(op.tag, taskStored); t != nil {
 		t.state, t.dueNS = taskWanted, r.now+noRoomNS
@@ -417,7 +420,7 @@ func (r *Replica) drained(op *RangeOp) {
 	}
 }
 
-// roomDueNS is when a task may be taken up that waits for room; 0: none does.
+// roomDueNS is when a task that waits for room may ask again; 0: none waits.
 func (r *Replica) roomDueNS() (at int64) {
 	for i := range r.pass.tasks {
 		if t := &r.pass.tasks[i]; r.role.Filling && t.state == taskWanted && t.copied {
@@ -433,7 +436,7 @@ func (r *Replica) roomDueNS() (at int64) {
 	return at
 }
 
-// copiedIn goes on behind a batch that has been stored.
+// copiedIn continues after a batch that has been stored.
 func (r *Replica) copiedIn(op *RangeOp) {
 	t := r.pass.taskOf(op.tag, taskStored)
 	switch {
@@ -446,7 +449,7 @@ func (r *Replica) copiedIn(op *RangeOp) {
 	}
 }
 
-// compare finds the sub-ranges of a part in which the own digests differ from those of the copier.
+// compare notes the sub-ranges of a part in which the digests of the store here differ from those of the copier.
 func (r *Replica) compare(t *task, own []Sum) {
 	r.pass.progress.Compared++
 	d := differing{first: t.First, bits: t.Bits - min(t.Bits, fanBits)}
@@ -468,20 +471,20 @@ func (r *Replica) compare(t *task, own []Sum) {
 }
 
 const (
-	// spared is the part of the objects that comparing further has to spare: then at most 1.1 times of what differs is
-	// copied. Of fewSpared objects or less it has to spare a quarter: an answer takes longer than to copy so few.
+	// A sub-range is compared further only if that avoids copying at least 1/spared of its objects. So at most 1.1
+	// times the differing objects are copied. If 1/spared is less than fewSpared objects, it must avoid a quarter of
+	// the objects, or fewSpared of them: an answer takes longer than to copy so few.
 	spared, fewSpared = 11, 4
-	// joinedMost is how many objects sub-ranges have together that are copied as one part. A batch that is asked for
-	// takes much longer than what is in it if that is a few objects; parts with more than that have batches enough.
+	// Adjacent sub-ranges with at most joinedMost objects together are copied as one part. For a few objects the round
+	// trip of a batch takes much longer than its data; larger parts have batches enough.
 	joinedMost = 256
 )
 
-// lacksMost reports whether comparing further would spare so few objects that it is not worth it, because the member
-// has hardly any of them: live writes of one that had nothing before.
+// lacksMost reports whether comparing further would avoid copying too few objects, because the member has hardly any of
+// them: only live writes, if it had nothing before.
 func lacksMost(own, theirs uint64) bool { return own <= max(theirs/spared, min(theirs/4, fewSpared)) }
 
-// join joins sub-ranges that are copied, and those between them in which there is nothing, as far as they are parts of
-// few objects.
+// join joins adjacent sub-ranges that are copied or empty, if they form a Part of few objects (mayJoin).
 func (d *differing) join(theirs []Sum) {
 	for size := len(theirs); size > 1; size /= 2 {
 		for first := 0; first < len(theirs); first += size {
@@ -493,7 +496,8 @@ func (d *differing) join(theirs []Sum) {
 	}
 }
 
-// mayJoin reports whether the sub-ranges from first on, of which these are the digests, are to be copied together.
+// mayJoin reports whether the sub-ranges from first on, with the digests theirs of the copier, are to be copied
+// together.
 func (d *differing) mayJoin(theirs []Sum, first int) bool {
 	objects := uint64(0)
 	for i, sum := range theirs {

@@ -1,22 +1,22 @@
 package crrs
 
-// What the copier of a pass has lost.
+// Open parts: what the copier of a pass has lost.
 //
-// A copier that cannot read something repairs itself first, from another member that serves. If there is none, what it
-// has lost stays lost until a member that has it is back, and it may be the only one that has the rest. So the rest is
-// copied at once, around the loss: the range is compared in parts, those that have a loss are copied, and what is lost
-// of them stays open. It is asked for again and again, less often each time. The member is complete when nothing is
-// open any more.
+// A copier that cannot read some data repairs itself first, from another member that serves. If there is none, the data
+// stays lost until a member that has it is back. The copier may be the only one that has the rest. So the rest is
+// copied at once, around the loss: the range is compared in parts, those that have a loss are copied, and the lost part
+// of them stays open (unresolved). It is asked for again and again, less often each time. The filling member is
+// complete when nothing is open any more.
 
 const (
-	// openAgainNS is when what is open is asked for again for the first time. It doubles openDoublings times.
+	// openAgainNS is the delay before an open part is asked for again the first time. It doubles openDoublings times.
 	openAgainNS   = 1e9
 	openDoublings = 6
-	// maxOpen is how many things are open, besides those that reach to the end of their parts.
+	// maxOpen is how many open parts there are at most, besides those that reach to the end of the part of their task.
 	maxOpen = 64
 )
 
-// openPart is what the copier cannot read of a part: what is behind From, up to the position end.
+// openPart is a part that the copier cannot read: the objects after From, through the position end.
 type openPart struct {
 	Part
 	end   uint64
@@ -24,8 +24,8 @@ type openPart struct {
 	dueNS int64
 }
 
-// copierLost goes on around what the copier cannot read of what the tag was asked for. end is the last position of
-// that, 0 if it is not known.
+// copierLost notes that the copier cannot read data that was asked for with tag, and continues around it. end is the
+// last position of the loss, 0 if it is not known.
 func (r *Replica) copierLost(tag, end uint64) {
 	p := &r.pass
 	t := p.taskOf(tag, taskAsked)
@@ -58,7 +58,7 @@ func (r *Replica) copierLost(tag, end uint64) {
 	p.open = append(p.open, o)
 }
 
-// takeOpen gives a task what is open and due, and reports whether there is something.
+// takeOpen gives a task an open part that is due, and reports whether there is one.
 func (p *pass) takeOpen(t *task, now int64) bool {
 	for i := range p.open {
 		if o := &p.open[i]; now >= o.dueNS {
@@ -72,14 +72,14 @@ func (p *pass) takeOpen(t *task, now int64) bool {
 	return false
 }
 
-// askOpen makes all that is open due: there may be another copier, or another member that it can be repaired from.
+// askOpen makes all open parts due: there may be another copier, or another member from which it can repair itself.
 func (p *pass) askOpen() {
 	for i := range p.open {
 		p.open[i].tries, p.open[i].dueNS = 0, 0
 	}
 }
 
-// openDueNS is when something that is open is due; 0: nothing is open.
+// openDueNS is when the first open part is due; 0: nothing is open.
 func (p *pass) openDueNS() (at int64) {
 	for i := range p.open {
 		if due := max(p.open[i].dueNS, 1); at == 0 || due < at {
@@ -89,9 +89,9 @@ func (p *pass) openDueNS() (at int64) {
 	return at
 }
 
-// lossResult is DW0 of the completion that says where a loss ends: the higher half of its last position, for there is
-// room for no more. lossEnd is the end of the loss for the asker: the last position of that half, or 0 if it is not
-// known.
+// lossResult is DW0 of the completion that tells where a loss ends: the higher half of its last position, because there
+// is no room for more. lossEnd is the end of the loss for the asker: the last position with that higher half, or 0 if
+// the end is not known.
 func lossResult(last uint64) uint64 { return last >> 32 }
 
 func lossEnd(result uint64) uint64 {

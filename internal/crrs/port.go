@@ -24,19 +24,19 @@ type Port struct {
 	// requests are commands that were sent and have not completed. asks counts those that ask for data.
 	requests slab.Table[request]
 	asks     int
-	// short has the replicas to which messages were not sent for want of a place in requests. They go to Traffic.Repeat
-	// when half of the places are free again.
+	// short has the replicas to which messages were not sent for lack of a slot in requests. They go to Traffic.Repeat
+	// when half of the slots are free again.
 	short []Peer
 
-	// served are the commands that were received and are not answered yet. kept are the Forwards among them: they stay
-	// unanswered so that there is a completion to send when the committed mark rises.
+	// served are the commands that were received and are not answered yet. kept has the slots of the Forwards among
+	// them: they stay unanswered so that there is a completion to send when the committed mark rises (receiveForward).
 	served slab.Table[served]
 	kept   []int32
-	// turn counts the commands that served has had. It is part of their tags, so that an answer that comes late is not
-	// taken for that of the next command in the same place.
+	// turn counts the commands that served has had. It is part of their tags, so that a late answer is not used for the
+	// next command in the same slot.
 	turn uint32
 
-	// uses says how many requests send the memory of a value, by Mem.
+	// uses counts the requests that send the memory of a value, by Mem.
 	uses []use
 }
 
@@ -49,7 +49,7 @@ type request struct {
 	mem   uint32
 }
 
-// served is a command that came.
+// served is a command that was received and is answered later.
 type served struct {
 	handle     uint64
 	from       Peer
@@ -59,7 +59,7 @@ type served struct {
 	turn uint32
 }
 
-// use is what is known of the memory of a value: how many requests send it, and that the Replica has released it.
+// use is the state of the memory of a value: how many requests send it, and whether the Replica has released it.
 type use struct {
 	requests int32
 	released bool
@@ -70,13 +70,14 @@ type PortConfig struct {
 	Config
 	// Range is the number of the range in the view.
 	Range uint16
-	// Keep is how many Forwards the Successor may keep unanswered, at least 1 and at most half of Requests.
+	// Keep is how many Forwards the Successor may keep unanswered, at least 1 and at most half of Requests. Package
+	// peers may lower it in the command.
 	Keep uint8
-	// Requests is how many commands may be under way to other replicas, at least 4; what is beyond it is repeated
-	// later. A quarter may ask for data. So there is always something left for marks, without which neither Forwards
-	// nor Ships end.
+	// Requests is how many commands to other replicas may be outstanding, at least 4; further messages are sent later.
+	// A quarter of them may ask for data. So there is always room for marks, without which neither Forwards nor Ships
+	// end.
 	Requests int
-	// Served is how many commands of others may be answered later, at least 2.
+	// Served is how many commands of other replicas may be outstanding here and answered later, at least 2.
 	Served int
 }
 
@@ -92,7 +93,7 @@ type Command struct {
 	Header nvme.KVForwardHeader
 	Value  []byte
 	Mem    uint32
-	// Room is how long a buffer a Ship needs for the value, behind its header.
+	// Room is the length in bytes of the buffer that a Ship needs for the value, after its header.
 	Room int
 	// Repairs: it is a Fetch of a repair, not of a pass.
 	Repairs bool
@@ -103,7 +104,7 @@ type Outcome struct {
 	Status nvme.Status
 	// Result is DW0 and DW1.
 	Result uint64
-	// Version and Expires are those of a Ship's answer, and Value as much of the value as there is memory. Of a Fetch,
+	// Version and Expires are those of a Ship's answer, and Value as much of the value as the buffer has. For a Fetch,
 	// Value is the batch and Mem its memory, which the Replica may keep.
 	Version uint64
 	Expires uint32
@@ -118,17 +119,17 @@ type Incoming struct {
 	// Handle is repeated in the Response.
 	Handle uint64
 	SQE    *nvme.SQE
-	// Header and Value are the data of a Forward, and Mem its memory. Of a Ship, Value is memory for the value; it
+	// Header and Value are the data of a Forward, and Mem its memory. For a Ship, Value is memory for the value; it
 	// belongs to the Replica until the Response.
 	Header *nvme.KVForwardHeader
 	Value  []byte
 	Mem    uint32
-	// NoMemory: there is none for the Value of a Forward, which is dropped. The driver calls Replica.Missed later. It
-	// must have memory if the write is one that Replica.Needs.
+	// NoMemory: there is no memory for the Value of a Forward, which is dropped. The driver calls Replica.Missed later.
+	// It must have memory for a write that Replica.Needs.
 	NoMemory bool
 	// Position is that of the key of a Fetch that has one.
 	Position uint64
-	// Payer is who pays for a Forward or a Ship.
+	// Payer is the driver's number of the tenant that is charged for a Forward or a Ship.
 	Payer uint32
 }
 
@@ -143,23 +144,23 @@ type Response struct {
 	Version uint64
 	Expires uint32
 	Value   []byte
-	// Part has the Sums of a Compare, Data is what a Fetch has asked for.
+	// Part has the Sums of a Compare, Data is the batch for a Fetch.
 	Part *Part
 	Data []byte
 }
 
-// Traffic is what a Port asks its driver for, beside Actions. The driver empties the slices.
+// Traffic is what a Port asks its driver to do, in addition to Actions. The driver empties the slices.
 type Traffic struct {
 	Commands  []Command
 	Responses []Response
 	// Repeat names replicas to which messages were lost although there is a connection: the driver calls Repeat for
 	// them, soon.
 	Repeat []Peer
-	// Epoch is the greatest epoch that another replica has told of, if it is greater than that of the Role.
+	// Epoch is the greatest epoch that another replica has answered, if it is greater than that of the Role.
 	Epoch uint64
 }
 
-// NewPort returns a Port with a Replica that is no member of its chain yet.
+// NewPort returns a Port with a Replica that is not a member of its chain yet.
 func NewPort(cfg PortConfig) *Port {
 	if cfg.Keep < 1 || int(cfg.Keep) > cfg.Requests/2 || cfg.Requests < 4 || cfg.Served < 2 {
 		panic(fmt.Sprintf("crrs: %d requests, %d of them kept, and %d served", cfg.Requests, cfg.Keep, cfg.Served))
@@ -173,7 +174,7 @@ func NewPort(cfg PortConfig) *Port {
 // Replica returns the Port's Replica.
 func (p *Port) Replica() *Replica { return p.r }
 
-// SetRole adopts a view, as Replica.SetRole does, and answers what came in an earlier epoch.
+// SetRole adopts a view, as Replica.SetRole does, and answers the kept Forwards of an earlier epoch with KV Wrong View.
 func (p *Port) SetRole(role Role, out *Actions, t *Traffic) {
 	p.r.SetRole(role, out)
 	for n := len(p.kept) - 1; n >= 0; n-- {
@@ -218,9 +219,9 @@ func (p *Port) Flush(out *Actions, t *Traffic) {
 	out.Released = out.Released[:n]
 }
 
-// request makes a command of a message that asks or tells something: Forward, Durable, Sync, Ship, Compare, Fetch.
+// request makes a command of a Forward, Durable, Sync, Ship, Compare or Fetch.
 //
-// If there is no place for it, or for one more that asks for data, it is not sent. A Ship then ends as Unavailable at
+// If there is no slot for it, or for one more that asks for data, it is not sent. A Ship then ends as Unavailable at
 // once, because a client waits for it; the others are repeated when there is room.
 func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 	asks := s.Kind == Ship || s.Kind == Compare || s.Kind == Fetch
@@ -319,7 +320,7 @@ func (p *Port) fallShort(to Peer) {
 	p.short = append(p.short, to)
 }
 
-// end frees the place of a request, and the memory that it has sent.
+// end frees the slot of a request, and the memory that it has sent, and returns the request.
 func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
 	q := *p.requests.At(int32(tag))
 	p.requests.Put(int32(tag))
@@ -341,9 +342,10 @@ func (p *Port) end(tag uint32, out *Actions, t *Traffic) request {
 	return q
 }
 
-// Completed takes the outcome of a Command, and hands the Replica the message that it stands for: an Ack for a Forward
-// or a Durable, Answer, Sums, Batch. The message has the epoch in which the command was sent, so that the Replica
-// ignores it if the view has changed. A command that has failed is repeated, except a Ship, which ends as Unavailable.
+// Completed handles the outcome of a Command, and passes the Replica the message that it stands for: an Ack for a
+// Forward or a Durable, or an Answer, Sums or Batch. The message has the epoch in which the command was sent, so that
+// the Replica ignores it if the view has changed. A command that has failed is repeated, except a Ship, which ends as
+// Unavailable.
 //
 // hot: 0 allocs
 func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
@@ -396,8 +398,8 @@ func (p *Port) Completed(tag uint32, o *Outcome, out *Actions, t *Traffic) {
 	p.r.Receive(q.to, &m, out)
 }
 
-// Failed takes back a Command whose outcome is not known, because the connection is lost. When there is another one,
-// the driver calls Repeat.
+// Failed handles the loss of a Command: its outcome is not known, because the connection was lost. When there is a
+// connection again, the driver calls Repeat.
 func (p *Port) Failed(tag uint32, out *Actions, t *Traffic) {
 	switch q := p.end(tag, out, t); q.kind {
 	case Ship:
@@ -407,18 +409,18 @@ func (p *Port) Failed(tag uint32, out *Actions, t *Traffic) {
 	}
 }
 
-// Postpone takes back a Command that asks for data, and that the driver has not sent because it has no memory for them.
-// When it may have some, it calls Resume.
+// Postpone takes back a Command that asks for data and that the driver has not sent, because it has no memory for the
+// data. When it may have some, it calls Resume.
 func (p *Port) Postpone(tag uint32, out *Actions, t *Traffic) {
 	p.r.noteLost(p.end(tag, out, t).tag, out)
 }
 
-// Resume asks for what was postponed.
+// Resume has the postponed requests sent again.
 func (p *Port) Resume() { p.r.askLost() }
 
-// Repeat sends again what may have been lost on the way to a replica, and asks it for what may have been lost on the
-// way from it. The driver calls it when there is a connection again, after Failed for each command of the last one, and
-// as Traffic.Repeat asks.
+// Repeat sends messages again that may have been lost on the way to a replica, and asks it for those that may have been
+// lost on the way from it. The driver calls it when there is a connection again, after Failed for each command of the
+// last one, and for each replica in Traffic.Repeat.
 func (p *Port) Repeat(to Peer, out *Actions) {
 	r := p.r
 	if !r.role.Member || r.damaged {

@@ -4,7 +4,7 @@ import "jbofd/internal/nvme"
 
 // The commands that come from other replicas, and their responses.
 
-// Receive takes a command of another replica. Its Response comes at once or later, exactly once.
+// Receive handles a command of another replica. There is exactly one Response, at once or later.
 //
 // hot: 0 allocs
 func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
@@ -39,13 +39,13 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 	case Durable:
 		m.Clock = k.Clock()
 		p.r.Receive(from, &m, out)
-		p.r.toldFull = p.r.Full() // which the Response tells
+		p.r.toldFull = p.r.Full() // the Response has it
 		t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 	case Sync:
 		p.r.Receive(from, &m, out)
 		t.Responses = append(t.Responses, Response{Handle: c.Handle})
 	default:
-		if p.served.Room() <= 1 { // the last place is kept for a Forward
+		if p.served.Room() <= 1 { // the last slot is kept for a Forward
 			t.Responses = append(t.Responses, Response{Handle: c.Handle, Status: nvme.NamespaceNotReady})
 			return
 		}
@@ -62,7 +62,7 @@ func (p *Port) Receive(from Peer, c *Incoming, out *Actions, t *Traffic) {
 }
 
 // mark returns the result of a Forward or a Durable: the committed mark, and whether the partition here or that of a
-// member behind is nearly full.
+// member downstream is nearly full.
 func (p *Port) mark(committed uint64) uint64 {
 	if p.r.Full() {
 		committed |= nvme.KVChainFull
@@ -85,8 +85,18 @@ func partOf(k *nvme.KVReplicaSQE, behind Key, position uint64) *Part {
 	return part
 }
 
-// receiveForward hands a Forward to the Replica. If the write is then under way, the Forward stays unanswered, in kept,
-// until its write is committed or there are more than the sender allows; otherwise it is answered at once.
+// receiveForward passes a Forward to the Replica. If the Replica then has the write, and it is not committed, the
+// Forward stays unanswered, in kept, until the write is committed. Otherwise it is answered at once.
+//
+// The number of kept Forwards is bounded by what the command says (PortConfig.Keep of the sender, which package peers
+// lowers so that all ranges together use at most half of a queue), and by the slots for served commands. Beyond that
+// the one with the lowest seq is answered early, with the committed mark of the moment.
+//
+// Invariant: while writes that the Predecessor has forwarded are outstanding here, the Forward with the highest seq of
+// them is kept, unless its association has ended (Abort): then the Predecessor sends it again. Its Response
+// acknowledges all writes up to it. So no acknowledgement is lost, although others are answered early. A Forward
+// without memory, or one that the Replica has dropped, leaves no outstanding write: it is answered at once, and the
+// Replica asks for it again by a Sync.
 func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, t *Traffic) {
 	k := c.SQE.KVReplica()
 	m.Seq, m.Mark, m.Value, m.Mem, m.Version = k.Sequence(), k.Mark(), c.Value, c.Mem, c.Header.Version()
@@ -106,9 +116,9 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 		return
 	}
 	if p.served.Room() == 0 {
-		// No place is free. At least one has a Forward, because Receive keeps the last place for one. Of the new
-		// Forward and the kept one with the lowest seq, the one with the higher seq stays: when its write is committed
-		// all writes before it are, so that its Response acknowledges these, too.
+		// No slot is free. At least one has a Forward, because Receive keeps the last slot for one. Of the new Forward
+		// and the kept one with the lowest seq, the one with the higher seq stays: when its write is committed all
+		// earlier writes are, so that its Response acknowledges these, too.
 		if m.Seq < p.served.At(p.kept[p.lowest()]).seq {
 			t.Responses = append(t.Responses, Response{Handle: c.Handle, Result: p.mark(p.r.committed)})
 			return
@@ -121,7 +131,7 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 	}
 }
 
-// serve takes a place for a command that is answered later.
+// serve takes a slot for a command that is answered later.
 func (p *Port) serve(from Peer, c *Incoming, m *Message) int32 {
 	i := p.served.Take()
 	p.turn++
@@ -131,20 +141,20 @@ func (p *Port) serve(from Peer, c *Incoming, m *Message) int32 {
 
 func (p *Port) servedTag(i int32) uint64 { return uint64(p.served.At(i).turn)<<32 | uint64(uint32(i)) }
 
-// servedBy returns the place of the command with a tag, and whether that has not been answered.
+// servedBy returns the slot of the command with a tag, and whether that has not been answered.
 func (p *Port) servedBy(tag uint64) (i int32, ok bool) {
 	i = int32(uint32(tag))
 	return i, p.served.Has(i) && p.servedTag(i) == tag
 }
 
-// unserve frees the place of a command, and returns its handle.
+// unserve frees the slot of a command, and returns its handle.
 func (p *Port) unserve(i int32) (handle uint64) {
 	handle = p.served.At(i).handle
 	p.served.Put(i)
 	return handle
 }
 
-// takeKept takes a Forward out of those that are kept.
+// takeKept removes the Forward at index n of kept, and returns its slot.
 func (p *Port) takeKept(n int) int32 {
 	i := p.kept[n]
 	p.kept[n] = p.kept[len(p.kept)-1]
@@ -153,7 +163,7 @@ func (p *Port) takeKept(n int) int32 {
 }
 
 // answerLowest answers the kept Forward with the lowest seq. The Response has the committed mark, which may be below
-// that seq: it says nothing of the Forward's own write then.
+// that seq: then it does not acknowledge the Forward's own write.
 func (p *Port) answerLowest(t *Traffic) {
 	i := p.takeKept(p.lowest())
 	t.Responses = append(t.Responses, Response{Handle: p.unserve(i), Result: p.mark(p.r.committed)})
@@ -169,9 +179,11 @@ func (p *Port) lowest() (lowest int) {
 	return lowest
 }
 
-// acknowledge tells the Predecessor the committed mark, for which it needs the Response to a kept Forward. It answers
-// all kept Forwards with a seq up to the mark. If there is none, it answers the one with the lowest seq, unless that is
-// the only one: it is needed to acknowledge its own write.
+// acknowledge sends the committed mark to the Predecessor, in the Response to a kept Forward. It answers all kept
+// Forwards with a seq up to the mark. If there is none, it answers the one with the lowest seq, unless that is the only
+// one, which is needed to acknowledge its own write: then the mark is sent with that. If no Forward is kept, nothing is
+// sent: all writes up to the mark were acknowledged by earlier Responses (see the invariant of receiveForward). Flush
+// therefore need not repeat an Ack that was not sent.
 func (p *Port) acknowledge(mark uint64, t *Traffic) {
 	told := false
 	for n := len(p.kept) - 1; n >= 0; n-- {
@@ -186,8 +198,8 @@ func (p *Port) acknowledge(mark uint64, t *Traffic) {
 	}
 }
 
-// answerMessage answers a Ship, Compare or Fetch with the Answer, Sums or Batch that the Replica has made for it. It
-// ignores a message whose command was answered before.
+// answerMessage answers a Ship, Compare or Fetch with the Answer, Sums or Batch of the Replica. It ignores a message
+// whose command was answered before.
 func (p *Port) answerMessage(m *Message, t *Traffic) {
 	i, ok := p.servedBy(m.Tag)
 	if !ok {
@@ -213,7 +225,7 @@ func (p *Port) answerMessage(m *Message, t *Traffic) {
 	t.Responses = append(t.Responses, a)
 }
 
-// wrongView returns the Response that refuses a command of another view. It tells the epoch of the Replica's view.
+// wrongView returns the Response that refuses a command of another epoch. It has the epoch of the Replica.
 func (p *Port) wrongView(handle uint64) Response {
 	return Response{Handle: handle, Status: nvme.KVWrongView, Result: uint64(uint32(p.r.role.Epoch))}
 }
@@ -222,8 +234,9 @@ func (p *Port) refuseView(i int32, t *Traffic) {
 	t.Responses = append(t.Responses, p.wrongView(p.unserve(i)))
 }
 
-// Ranged takes a RangeOp back, as Replica.Ranged does. If another replica has asked for it and it has failed, or is of
-// no use any more, Ranged answers that command. If it has succeeded, Flush does, with the message of the Replica.
+// Ranged handles the outcome of a RangeOp, as Replica.Ranged does. If another replica has asked for it and it has
+// failed, or its result is not needed any more, Ranged answers that command. If it has succeeded, Flush does, with the
+// message of the Replica.
 func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 	n := len(out.Sends)
 	p.r.Ranged(op, st, out)
@@ -247,7 +260,7 @@ func (p *Port) Ranged(op *RangeOp, st StoreStatus, out *Actions, t *Traffic) {
 }
 
 // Abort answers a kept Forward whose association has ended, and reports whether it has found one with the handle. It
-// has no effect on other commands, which end by themselves.
+// has no effect on other commands, which are answered without it.
 func (p *Port) Abort(handle uint64, t *Traffic) bool {
 	for n, i := range p.kept {
 		if p.served.At(i).handle == handle {

@@ -8,38 +8,39 @@ const (
 	readIdle readState = iota
 	readFetching
 	readShipped
-	readHeld // the value is there, and its write is not committed
+	readHeld // the value has come, and its write is not committed yet
 )
 
 // read is a read of a client, or one that another replica has shipped.
 type read struct {
 	Read
 	state readState
-	// from is who has shipped it, or NoPeer for a client. shipTag is its tag there.
+	// from is the replica that has shipped it, or NoPeer for a client. shipTag is the tag of its Ship.
 	from    Peer
 	shipTag uint64
-	// stale: the view has changed since it was begun.
+	// stale: the view has changed since the read began.
 	stale   bool
 	found   bool
 	version uint64
 	length  int
 	expires uint32
-	// shipped is Replica.shipped when it was shipped, to whom.
+	// shipped is Replica.shipped when the read was shipped, to the replica to.
 	shipped uint32
 	to      Peer
-	// unreadable: the store cannot read the value. tried is how many of Role.Others were asked then, and refused says
-	// that one of them could not answer at the moment.
+	// unreadable: the store cannot read the value, and others are asked. tried is how many of Role.Others were asked.
+	// refused: one of them could not answer at the moment.
 	unreadable, refused bool
-	// failing: it is not known that the store has lost it.
+	// failing: the store may be able to read the value later.
 	failing bool
 	tried   uint8
-	// last: no other one can read it, or another one has asked, and the store has been asked once more.
+	// last: the store was asked once more, for what was stored since it lost data (StoreOp.Last): no other member can
+	// read the value, or the read came from another member.
 	last bool
-	// early: the store was asked when nothing in a segment that has lost keys counted yet.
+	// early: the store was asked before isOrderly, so that no item of a segment that has lost keys was sound.
 	early bool
 }
 
-// Read takes a client's read.
+// Read begins a client's read. There is one Reply for it.
 func (r *Replica) Read(q Read, out *Actions) {
 	switch {
 	case !r.role.Member || r.role.Filling || r.damaged:
@@ -88,8 +89,8 @@ func (r *Replica) shipTag(i int32) uint64 {
 	return uint64(r.reads.At(i).shipped)<<32 | uint64(uint32(i))
 }
 
-// shipNext asks the next one of the other members for a value that the store cannot read, then the store once more for
-// what was stored since the loss, or gives up.
+// shipNext asks the next one of the other members for a value that the store cannot read. After the last one it asks
+// the store once more for what was stored since the loss, and then refuses the read.
 func (r *Replica) shipNext(i int32, out *Actions) {
 	q := r.reads.At(i)
 	if q.tried < r.role.NumOthers {
@@ -114,8 +115,8 @@ func (r *Replica) shipNext(i int32, out *Actions) {
 	r.freeRead(i)
 }
 
-// receiveShip takes a read that another replica has shipped. Any member that serves may answer it while the key is
-// clean.
+// receiveShip handles a read that another replica has shipped. Any member that serves may answer it while the key is
+// clean, the ChainTail always.
 func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	st := WrongView
 	switch {
@@ -129,7 +130,7 @@ func (r *Replica) receiveShip(from Peer, m *Message, out *Actions) {
 	r.send(from, Message{Kind: Answer, Tag: m.Tag, Status: st}, out)
 }
 
-// receiveAnswer takes the answer to a read that was shipped.
+// receiveAnswer handles the answer to a read that was shipped.
 func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 	i := int32(uint32(m.Tag))
 	if !r.reads.Has(i) || r.reads.At(i).state != readShipped || r.shipTag(i) != m.Tag {
@@ -141,7 +142,7 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 		r.shipNext(i, out)
 		return
 	}
-	if m.Status == Unreadable { // it is the ChainTail that cannot read it, and the key may be clean soon
+	if m.Status == Unreadable { // the ChainTail cannot read it, but this replica may when the key is clean
 		m.Status = Unavailable
 	}
 	copy(q.Value, m.Value)
@@ -150,7 +151,8 @@ func (r *Replica) receiveAnswer(m *Message, out *Actions) {
 	r.freeRead(i)
 }
 
-// Fetched takes the outcome of a Get of the store: version, length and time of expiry of the value that was found.
+// Fetched handles the outcome of a Get of the store: version, length in bytes and expiry (unix seconds, 0: none) of the
+// value that was found.
 func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int, expires uint32, out *Actions) {
 	q := r.reads.At(slot)
 	if q.stale {
@@ -169,7 +171,7 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 		r.refuse(slot, Unavailable, out)
 		r.freeRead(slot)
 	case st == StoreUnreadable && q.from != NoPeer && !q.last:
-		q.last = true // what was stored here since the loss may be nowhere else
+		q.last = true // no other member may have what was stored here since the loss
 		r.fetch(slot, out)
 	case st == StoreUnreadable && q.from != NoPeer:
 		r.refuse(slot, Unreadable, out)
@@ -181,7 +183,7 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 		q.unreadable, q.failing = true, st == StoreFailing
 		r.shipNext(slot, out)
 	case r.role.tail():
-		// The store may have a value that is not committed yet. It is the answer as soon as it is.
+		// The store may have a value that is not committed yet. The read is answered when it is.
 		if i := r.uncommitted(q.Key, version); i != none {
 			q.state = readHeld
 			r.reads.Links.Push(&r.writes.At(i).held, slot)
@@ -199,7 +201,7 @@ func (r *Replica) Fetched(slot int32, st StoreStatus, version uint64, length int
 }
 
 // uncommitted returns the write that a value of the ChainTail's store comes from, if it is not committed, or none. A
-// store that has deleted a key may not know the version: then it is the newest Delete under way.
+// store that has deleted a key may not know the version: then that is the newest outstanding Delete.
 func (r *Replica) uncommitted(k Key, version uint64) int32 {
 	found := int32(none)
 	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
@@ -217,8 +219,8 @@ func (r *Replica) uncommitted(k Key, version uint64) int32 {
 	return found
 }
 
-// answer answers a read with the value that was fetched, if the replica still has the authority for that. committed
-// says that the value is; otherwise the write that it comes from has come to nothing here.
+// answer answers a read with the value that was fetched, if the replica still has authority. committed: the value is
+// committed. Otherwise its write was abandoned here, and the read ends with WrongView.
 func (r *Replica) answer(i int32, committed bool, out *Actions) {
 	q := r.reads.At(i)
 	switch {
@@ -257,8 +259,8 @@ func (r *Replica) freeRead(i int32) {
 	r.tables.asked.used--
 }
 
-// abandonReads ends all reads, because the view changes. Those that the store has, and their memory, end when it is
-// done.
+// abandonReads ends all reads, because the view changes. A read that the store has, with its memory, ends when the
+// store has answered.
 func (r *Replica) abandonReads(out *Actions) {
 	for i := range r.writes.End() {
 		if r.writes.Has(i) {

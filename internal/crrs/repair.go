@@ -4,39 +4,40 @@ import "math"
 
 // Repair.
 //
-// What the store of a member cannot read, another member that serves has. The member stays one meanwhile: its clients
-// are answered by others (read.go), and its writes are stored.
+// Data that the store of a member cannot read are copied from another member that serves. Meanwhile the member stays a
+// member: other members answer its reads of these data (read.go), and its writes are stored.
 //
 //	store of the member:  Settle ─────────────────────────────> CopyIn ──> Settle
 //	                         │ how far the loss reaches            ▲
 //	another member:          └─ own writes have ended ─ Fetch ─> Batch
 //
-// The copies are stored if newer, so that live writes win, and deletes, which leave tombstones for longer than a repair
-// takes. A loss of a segment is settled when everything has been copied in that the other one has of its positions:
-// what is not known then does not exist. Nothing is missing, for two reasons.
+// A copy is stored only if it is newer than the store's own item, so that live writes win, and deletes, whose
+// tombstones last longer than a repair. The loss of a segment is settled when all objects that the other member has at
+// its positions have been copied: a key that the store does not have then does not exist. Nothing is missing, for two
+// reasons.
 //
-//   - The member asks when all writes that it had when the loss was found have ended. They may have been in what was
-//     lost, and the other one has them then. So it takes no answer that was begun for an earlier repair: each has a
-//     round of its own. What comes later the store keeps: it has replaced the lost record, and refuses to settle if
-//     something was lost again.
-//   - The other one answers when all writes that it had when it read have ended (Replica.Ended). So a copy has nothing
-//     that is not committed, and that the member, to which it is clean, would show to readers.
+//   - The member asks only when all writes that it had when the loss was found have ended. They may be among the lost
+//     data, and the other member has them then. So it accepts no answer that was begun for an earlier repair: each
+//     repair has its own round. Later writes are kept by the store: it has replaced the lost record, and refuses to
+//     settle if data were lost again.
+//   - The other member answers when all writes that it had when it read have ended (Replica.Ended). So a copy has only
+//     committed writes. The member needs that, because it would show a copied key, which is clean here, to readers.
 //
 // A repair belongs to an epoch: in the next one it begins again, if the membership is the same.
 //
-// A member that is filled needs no copy: it accepts the loss, and begins its pass again. For that its own writes have
-// to have ended as well: what of them was lost is copied by the pass then.
+// A filling member needs no copy: it accepts the loss, and begins its pass again. For that its own writes must have
+// ended as well: those of them that were lost are copied by the pass.
 
 // Bounds of repairs.
 const (
-	// repairQueue is how many positions wait for a repair; what is beyond it is found again when it is read again.
+	// repairQueue is how many positions wait for a repair; further ones are found again by the next reads of them.
 	repairQueue = 8
-	// repairAgainNS is when something is tried again that another member, or the store, could not do at the moment.
-	// repairPauseNS is the time from a repair that was given up to the next one, repairNS how long one may take.
+	// repairAgainNS is the delay before a step is repeated that another member, or the store, could not do at the
+	// moment. repairPauseNS is the time from a repair that has failed to the next one, repairNS how long one may take.
 	repairAgainNS = 50e6
 	repairPauseNS = 1e9
 	repairNS      = 10e9
-	// passRestarts is how often a pass begins again because of a loss that is not found, or that cannot be settled.
+	// passRestarts is how often a pass begins again because of a loss that is not found, or cannot be settled.
 	passRestarts = 3
 )
 
@@ -52,15 +53,16 @@ const (
 	repairAtStore             // the store has been asked for one of these things, or stores a batch
 )
 
-// repair is the one under way.
+// repair is the state of the present repair, of which there is one at a time.
 type repair struct {
 	state repairState
-	// next is what follows repairAtStore; stale: the epoch has changed, so that it begins again, or not.
+	// next, in repairAtStore, is the step that the store carries out. stale: the epoch has changed meanwhile; again:
+	// the repair begins again then.
 	next         repairState
 	stale, again bool
 	position     uint64
-	// Part is what is copied, behind From. Its positions have width high bits in common. token is what the store
-	// settles the loss with; 0: it is of a value.
+	// Part is copied, after From. Its positions have width high bits in common. token is that of Settle; 0: a value was
+	// lost, and no keys.
 	Part
 	width uint8
 	token uint64
@@ -68,15 +70,16 @@ type repair struct {
 	segmentLast uint64
 	// bound is the version up to which own writes have to end.
 	bound uint64
-	// source is the one of Role.Others that is asked. lacks has a bit for each that cannot read what comes next.
+	// source is the index in Role.Others of the member that is asked. lacks has a bit for each of them that cannot read
+	// the next batch.
 	source, lacks uint8
 	attempt       uint32
-	// beginNS is when it has begun, dueNS when it goes on. askedNS is when the last batch was asked for.
+	// beginNS is when it has begun, dueNS when its next step is due. askedNS is when the last batch was asked for.
 	beginNS, dueNS, askedNS int64
 	// queue are the positions that wait, queued how many.
 	queue  [repairQueue]uint64
 	queued int
-	// restarts counts those of passes since the last loss that was settled.
+	// restarts counts the restarts of passes since the last loss that was settled.
 	restarts int
 }
 
@@ -85,22 +88,22 @@ type RepairOutcome uint8
 
 // Outcomes of repairs.
 const (
-	// RepairBegun: something was found that cannot be read.
+	// RepairBegun: data were found that cannot be read.
 	RepairBegun RepairOutcome = iota
-	// RepairDone: it was copied from another member.
+	// RepairDone: they were copied from another member.
 	RepairDone
-	// RepairNoSource: no other member that serves has it.
+	// RepairNoSource: no other member that serves has them.
 	RepairNoSource
-	// RepairFailed: it was given up because of the store here, or because it took too long.
+	// RepairFailed: the store here has failed a step, or the repair took too long.
 	RepairFailed
 )
 
-// RepairEvent says how the repair of the positions up to Last has gone on. Of a Segment that has lost keys, everything
-// was lost.
+// RepairEvent is a step of the repair of the positions from Position through Last. Segment: the keys of a segment were
+// lost; otherwise it is a value.
 type RepairEvent struct {
 	Position, Last uint64
-	// SegmentLast is the last position of the segment that Position is in, which has lost nothing any more if the
-	// Outcome is RepairDone. A loss may reach further, because segments are split.
+	// SegmentLast is the last position of the segment that Position is in. After RepairDone the segment has no lost
+	// keys. A loss may reach further than Last, because segments are split.
 	SegmentLast uint64
 	Outcome     RepairOutcome
 	Segment     bool
@@ -109,15 +112,15 @@ type RepairEvent struct {
 // repairBit is in the tags of messages and RangeOps of repairs.
 const repairBit = 1 << 31
 
-// Repairs reports whether a CopyIn is of a repair: it replaces what there was.
+// Repairs reports whether a CopyIn is of a repair, not of a pass.
 func (op *RangeOp) Repairs() bool { return isRepair(op.tag) }
 
 func isRepair(tag uint64) bool { return uint32(tag) == repairBit }
 
 func (p *repair) tag() uint64 { return uint64(p.attempt)<<32 | repairBit }
 
-// Repair has something copied from another member that the store cannot read: what there is at a position. It is for a
-// member that serves.
+// Repair queues the repair of a position at which the store cannot read data. It does nothing at a replica that does
+// not serve.
 func (r *Replica) Repair(position uint64, out *Actions) {
 	if !r.role.Member || r.role.Filling || r.damaged {
 		return
@@ -142,12 +145,12 @@ func (r *Replica) queueRepair(position uint64, out *Actions) {
 	p.queued++
 }
 
-// covers reports whether the repair under way is that of a position.
+// covers reports whether a position is among those of the present repair.
 func (p *repair) covers(position uint64) bool {
 	return position == p.position || p.token != 0 && position>>(64-p.width) == p.position>>(64-p.width)
 }
 
-// positions are what the repair under way is of.
+// positions returns the positions of the present repair.
 func (p *repair) positions() (first, last uint64) {
 	if p.token == 0 {
 		return p.position, p.position
@@ -161,18 +164,18 @@ func (r *Replica) MayRepair() bool {
 	return r.role.Member && !r.role.Filling && !r.damaged && p.state == repairIdle && p.queued == 0 && r.now >= p.dueNS
 }
 
-// repairing reports whether there is a repair under way, or to be begun.
+// repairing reports whether there is a repair, or one is queued.
 func (r *Replica) repairing() bool { return r.repair.state != repairIdle || r.repair.queued > 0 }
 
-// Ended reports whether all writes with a version up to a bound have ended, and what was asked for in an epoch is of no
-// use any more otherwise.
+// Ended reports whether the answer to a CopyOut need not wait any longer: all writes with a version up to bound have
+// ended, or the epoch of op is over, so that its result is not used.
 func (r *Replica) Ended(op *RangeOp, bound uint64) bool {
 	return op.epoch != r.role.Epoch || !r.role.Member || r.damaged || r.ended(bound, false)
 }
 
-// ended reports whether all writes up to a version have ended. One that is gone, and that the store still has, has a
-// version that is not known any more. The repair here does not wait for those of which the store decides: they are not
-// stored before it tells, and may wait for the repair.
+// ended reports whether all writes up to a version have ended, also in the store. The version of a write that is gone
+// is not known any more, so that it counts. With ordered, writes that are deciding do not count: they are not stored
+// before the store has decided, and may wait for the repair themselves.
 func (r *Replica) ended(upTo uint64, ordered bool) bool {
 	for i := range r.writes.End() {
 		if w := r.writes.At(i); (w.storing || w.version != 0) && w.version <= upTo && !(ordered && w.deciding) {
@@ -182,7 +185,7 @@ func (r *Replica) ended(upTo uint64, ordered bool) bool {
 	return true
 }
 
-// continueRepair goes on with the repair, or begins the next one.
+// continueRepair takes the next step of the repair, or begins the next one.
 func (r *Replica) continueRepair(out *Actions) {
 	p := &r.repair
 	if p.state == repairIdle && p.queued == 0 && r.unjudged.N > 0 {
@@ -252,7 +255,7 @@ func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	p.queued++
 }
 
-// repairLater has a step taken again after some time, unless the repair has taken too long.
+// repairLater repeats a step after repairAgainNS, unless the repair has taken too long.
 func (r *Replica) repairLater(next repairState, out *Actions) {
 	p := &r.repair
 	if r.now-p.beginNS >= repairNS {
@@ -275,8 +278,8 @@ func (r *Replica) askSource(out *Actions) {
 		Part: &Part{First: p.First, Bits: p.Bits, From: p.From}}, out)
 }
 
-// repairRefused notes that a batch was not got. lacks: the other member cannot read it either. The next one is asked,
-// and after some time when all were.
+// repairRefused notes that another member has not sent the batch. lacks: it cannot read the data either. The next
+// member is asked, after a delay if all were.
 func (r *Replica) repairRefused(tag uint64, lacks bool, out *Actions) {
 	p, n := &r.repair, r.role.NumOthers
 	if p.state != repairAsked || tag != p.tag() {
@@ -298,7 +301,7 @@ func (r *Replica) repairRefused(tag uint64, lacks bool, out *Actions) {
 	}
 }
 
-// receiveRepair takes a batch.
+// receiveRepair handles a batch of a repair.
 func (r *Replica) receiveRepair(m *Message, out *Actions) {
 	p := &r.repair
 	if p.state != repairAsked || m.Tag != p.tag() {
@@ -312,13 +315,13 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 		tag: p.tag(), epoch: r.role.Epoch, askedNS: p.askedNS})
 }
 
-// wantsRepair reports whether an operation is that for which the repair waits, and it has not taken too long.
+// wantsRepair reports whether the repair waits for an operation, and has not taken too long.
 func (r *Replica) wantsRepair(op *RangeOp) bool {
 	p := &r.repair
 	return p.state == repairAtStore && !p.stale && op.tag == p.tag() && r.now-p.beginNS < repairNS
 }
 
-// repaired goes on when the store has answered.
+// repaired handles the outcome of an operation of the repair.
 func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 	p := &r.repair
 	if p.stale {
@@ -346,7 +349,7 @@ func (r *Replica) repaired(op *RangeOp, st StoreStatus, out *Actions) {
 	}
 }
 
-// foundLoss goes on when the store has said what there is at the position.
+// foundLoss handles the result of the first Settle: how far the loss reaches.
 func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 	p := &r.repair
 	r.round++
@@ -358,7 +361,7 @@ func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 		r.endRepair(RepairDone, out)
 		return
 	case p.token != 0 && 64-p.width > r.bits:
-		// The segment has positions of other ranges, of which others may be members. The store splits it soon.
+		// The segment has positions of other ranges, which may have other members. The store splits it soon.
 		p.token = 0
 		r.repairLater(repairAsks, out)
 		return
@@ -370,7 +373,7 @@ func (r *Replica) foundLoss(op *RangeOp, out *Actions) {
 	p.state = repairWaits
 }
 
-// settled goes on behind a segment of the part. There are several if it was split meanwhile.
+// settled continues after a segment of the part that was settled. There are several if the segment was split meanwhile.
 func (r *Replica) settled(op *RangeOp, out *Actions) {
 	p := &r.repair
 	r.repair.restarts = 0
@@ -401,7 +404,8 @@ func (r *Replica) resetRepair(stayed bool) {
 	}
 }
 
-// passLost begins the pass again because something of the own store was lost: at a position, if that is known.
+// passLost begins the pass again, because the store of this filling member has lost data: at a position, if that is
+// known.
 func (r *Replica) passLost(op *RangeOp, out *Actions) {
 	if op.Kind == CopyIn {
 		r.copiedIn(op)
@@ -424,7 +428,7 @@ func (r *Replica) passLost(op *RangeOp, out *Actions) {
 	}
 }
 
-// repairDueNS is when the repair goes on; 0: by itself.
+// repairDueNS is when the next step of the repair is due; 0: it is due at once, or waits for an event.
 func (r *Replica) repairDueNS() int64 {
 	p := &r.repair
 	if p.state == repairWaits && !r.role.Filling {

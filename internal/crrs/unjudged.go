@@ -2,37 +2,38 @@ package crrs
 
 import "jbofd/internal/list"
 
-// Writes that nobody can judge yet.
+// Unjudged writes: those that cannot be decided yet.
 //
-// The store cannot decide on a conditional write, or on the repetition of one, where it has lost what the key has. Such
-// a write waits for the repair, without a version or a place in the order: so others go on, also those of its key,
-// which may be done in any order because none of them was answered. The store is not asked again before the repair has
-// ended, for each time it would write the value. When it is known that no other member has what was lost, the store is
-// asked whether the key was stored since (sound.go). If not, the client is told.
+// The store cannot decide a conditional write, or a retry, if it has lost the data of the key. Such a write waits for
+// the repair, without a version or a seq: so other writes proceed, also those of its key, which may be done in any
+// order because none of them was answered. The store is not asked again before the repair has ended, because it writes
+// the value each time. When it is known that no other member has the data, the store is asked whether the key was
+// stored since (StoreOp.Last, sound.go). If not, the write ends with Unreadable.
 //
-// What waits is a small part of what may be under way. What is beyond that ends as Unavailable, and so does what has
-// waited for too long: nothing was done then.
+// Only a small part of Window may wait. Further writes end with Unavailable, and so do those that have waited for too
+// long: nothing was done then.
 
 const (
-	// unjudgedShare is the part of Config.Window that may wait, and maxUnjudgedBytes the length of all values that do,
-	// of all Replicas with the same Tables; one of any length may.
+	// 1/unjudgedShare of Config.Window may wait, with values of maxUnjudgedBytes together in all Replicas with the same
+	// Tables; a single value may be longer.
 	unjudgedShare    = 8
 	maxUnjudgedBytes = 1 << 20
-	// unjudgedNS is for how long a write waits, unjudgedTries how often.
+	// unjudgedNS is how long a write waits at most, in all, unjudgedTries for how many repairs.
 	unjudgedNS    = 10e9
 	unjudgedTries = 3
 )
 
-// hopeless are the positions of a segment that no member has, up to untilNS. Then somebody may.
+// hopeless has the positions, first to last, of a segment that no member could supply. Until untilNS no repair is
+// awaited for them; after that it is tried again.
 type hopeless struct {
 	first, last uint64
 	untilNS     int64
 }
 
-// awaitsRepair reports whether a write that may start cannot be judged as far as is known, so that the store need not
-// be asked: it waits, or has ended. A Retry is not among these, because the store may know that it was done, whatever
-// else is lost. If it does not, and nobody has what was lost, the client is told then: it need not wait for the next
-// repair, which finds nothing either.
+// awaitsRepair reports whether a write that could start cannot be decided, as far as is known, so that the store need
+// not be asked: it then waits for the repair, or has ended. A Retry is never held back that way, because the store may
+// know that it was done, whatever else it has lost. If it does not know that, and no member has the data, the Retry
+// ends (last is set): it need not wait for the next repair, which would find nothing either.
 func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
 	w, p, h := r.writes.At(i), &r.repair, &r.hopeless
 	switch {
@@ -49,7 +50,7 @@ func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
 	return true
 }
 
-// awaitRepair lets a write wait for the repair of its position, if that has a chance.
+// awaitRepair lets a write wait for the repair of its position, or ends it if no repair can help, or too much waits.
 func (r *Replica) awaitRepair(i int32, out *Actions) {
 	w, t := r.writes.At(i), r.tables
 	if w.waitedNS == 0 {
@@ -70,14 +71,14 @@ func (r *Replica) awaitRepair(i int32, out *Actions) {
 	}
 }
 
-// popUnjudged takes the first of those that wait.
+// popUnjudged removes the first of the writes that wait, and returns it.
 func (r *Replica) popUnjudged() int32 {
 	i := r.writes.Links.Pop(&r.unjudged)
 	r.tables.unjudgedBytes -= len(r.writes.At(i).Value)
 	return i
 }
 
-// judge goes on with those that have waited for a repair that has ended.
+// judge handles the end of the repair: the writes that have waited for it are queued again.
 func (r *Replica) judge(how RepairOutcome, out *Actions) {
 	p := &r.repair
 	first, last := p.positions()
@@ -102,7 +103,7 @@ func (r *Replica) judge(how RepairOutcome, out *Actions) {
 	r.startQueued(out)
 }
 
-// judgeAll lets all be judged again, because there is another view.
+// judgeAll queues all unjudged writes again, because there is another view.
 func (r *Replica) judgeAll() {
 	r.hopeless = hopeless{}
 	for i := range r.writes.End() {
@@ -116,7 +117,7 @@ func (r *Replica) judgeAll() {
 	}
 }
 
-// endUnjudged ends those that have waited for too long.
+// endUnjudged ends the unjudged writes that have waited for too long.
 func (r *Replica) endUnjudged(out *Actions) {
 	for n := r.unjudged.N; n > 0; n-- {
 		i := r.writes.Links.Pop(&r.unjudged)
@@ -129,7 +130,7 @@ func (r *Replica) endUnjudged(out *Actions) {
 	}
 }
 
-// unjudgedDueNS is when one has waited for too long; 0: none waits.
+// unjudgedDueNS is when the first unjudged write has waited for too long; 0: none waits.
 func (r *Replica) unjudgedDueNS() (at int64) {
 	for i := r.unjudged.First; i != none; i = r.writes.Links.Next(i) {
 		if due := r.writes.At(i).waitedNS + unjudgedNS; at == 0 || due < at {

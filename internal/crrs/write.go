@@ -7,7 +7,10 @@ import (
 	"jbofd/internal/list"
 )
 
-// Write takes a client's write. Its Reply comes when it is committed.
+// Write begins a client's write. There is one Reply for it: OK, when it is committed; Refused, Unreadable or
+// Unavailable, if the store does not do it (StoreStatus); Unknown, if the replica loses its membership, its authority
+// or its store meanwhile. It comes at once if nothing was begun: WrongView, if the replica is not the ChainHead;
+// Unavailable, if it has no authority or no room for the write.
 func (r *Replica) Write(w Write, out *Actions) {
 	switch {
 	case !r.role.Member || !r.role.head() || r.damaged:
@@ -27,7 +30,7 @@ func (r *Replica) Write(w Write, out *Actions) {
 	r.startQueued(out)
 }
 
-// Leads reports whether the replica takes writes of clients: it is the ChainHead, and has authority.
+// Leads reports whether the replica accepts writes of clients: it is the ChainHead, and has authority.
 func (r *Replica) Leads() bool { return r.role.Member && r.role.head() && !r.damaged && r.authority() }
 
 // take takes a slot for a write.
@@ -37,13 +40,14 @@ func (r *Replica) take(w Write) int32 {
 	return i
 }
 
-// mayOrder reports whether there is a place in the order for one more write, besides those of which the store decides.
+// mayOrder reports whether one more write may have a seq: Window bounds the writes that have one and are not committed,
+// together with those that are deciding, which need one later.
 func (r *Replica) mayOrder() bool { return r.seq-r.committed+r.deciding < uint64(len(r.ring)) }
 
-// startQueued starts the queued writes that may start. A write whose outcome the store decides waits until the writes
-// of its key before it are committed: a refusal tells of the value by which it was judged, as a read does. Those behind
-// it wait until it is decided: otherwise its condition would be judged by another value than the one before it in the
-// order of versions.
+// startQueued starts the queued writes that may start. A write that the store decides waits until the earlier writes of
+// its key are committed: a refusal reveals the value that it depends on, as a read does. Later writes of the key wait
+// until it is decided: otherwise the decision would depend on another value than the previous one in the order of
+// versions.
 func (r *Replica) startQueued(out *Actions) {
 	if !r.mayOrder() || r.Yields() {
 		return
@@ -72,7 +76,8 @@ func (r *Replica) startQueued(out *Actions) {
 	}
 }
 
-// isQueued reports whether a write of a key that came earlier is queued. The last n of the queue came later.
+// isQueued reports whether an older write of the key is queued. startQueued rotates the list: its first `later` entries
+// are newer writes, and are skipped.
 func (r *Replica) isQueued(k Key, later int) bool {
 	i := r.queued.First
 	for skip := later; skip > 0; skip-- {
@@ -97,18 +102,19 @@ func (r *Replica) blocked(w *write) bool {
 	return false
 }
 
-// order gives a write the next place in the order.
+// order gives a write the next seq.
 func (r *Replica) order(i int32) {
 	r.seq++
 	r.place(i, r.seq)
 }
 
+// place puts a write into ring with its seq.
 func (r *Replica) place(i int32, seq uint64) {
 	r.writes.At(i).seq = seq
 	r.ring[seq&uint64(len(r.ring)-1)] = i
 }
 
-// forward passes a write on to the successor.
+// forward sends a write to the Successor, if there is one.
 func (r *Replica) forward(i int32, out *Actions) {
 	if r.role.last() {
 		return
@@ -129,16 +135,16 @@ func (r *Replica) store(i int32, out *Actions) {
 		Conditional: w.Conditional && w.deciding, Payer: w.Payer, Last: w.last})
 }
 
-// receiveForward takes a write from the predecessor.
+// receiveForward handles a Forward of the Predecessor.
 func (r *Replica) receiveForward(m *Message, out *Actions) {
 	r.above, r.version = max(r.above, m.Mark), max(r.version, m.Version)
 	switch {
 	case m.Seq <= r.committed:
-		// It was committed, and the predecessor does not know.
+		// It was committed, and the Predecessor has not learned that: Flush sends an Ack.
 		r.toldCommitted = 0
 		r.releaseValue(m, out)
 	case m.Seq > r.committed+uint64(len(r.ring)) || r.at(m.Seq) != none:
-		// Known already; or from a predecessor that does not keep to the window.
+		// The replica has it already, or the Predecessor exceeds the window.
 		r.releaseValue(m, out)
 	default:
 		r.accept(m, out)
@@ -146,7 +152,7 @@ func (r *Replica) receiveForward(m *Message, out *Actions) {
 	r.progress(out)
 }
 
-// accept gives a write that was forwarded its place. It may be known from an earlier epoch.
+// accept puts a write that was forwarded into ring. The replica may have it from an earlier epoch, in unordered.
 func (r *Replica) accept(m *Message, out *Actions) {
 	i := r.known(m.Version, m.Key)
 	switch {
@@ -167,7 +173,7 @@ func (r *Replica) accept(m *Message, out *Actions) {
 	r.forward(i, out)
 }
 
-// known takes the write with a version out of those that have no place in this epoch yet.
+// known removes the write with a version from unordered and returns it, or none.
 func (r *Replica) known(version uint64, k Key) (found int32) {
 	found = none
 	for n := r.unordered.N; n > 0; n-- {
@@ -181,7 +187,7 @@ func (r *Replica) known(version uint64, k Key) (found int32) {
 	return found
 }
 
-// Stored takes the outcome of a StoreOp of a write: its slot, and the version that the store has, if it says Repeated.
+// Stored handles the outcome of a StoreOp of a write. slot is StoreOp.Slot, version that of the first try for Repeated.
 func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Actions) {
 	w := r.writes.At(slot)
 	w.storing = false
@@ -204,9 +210,10 @@ func (r *Replica) Stored(slot int32, st StoreStatus, version uint64, out *Action
 	r.startQueued(out)
 }
 
-// storeAgain has later writes of a key stored once more that were stored before this one. The store would have said
-// that it is superseded, but if it had no room for it for so long that the tombstone of a later Delete is over. None of
-// them counts as durable meanwhile: the marks have not passed this one.
+// storeAgain stores later writes of a key once more if the store has done them before this one, although it has done
+// this one, too. Normally the store answers Superseded to this one. The exception: it held this write back for lack of
+// room until the tombstone of a later Delete had expired. None of the later writes has been reported durable: the
+// durable mark stops at this write.
 func (r *Replica) storeAgain(k Key, version uint64, out *Actions) {
 	for i := r.dirty[r.bucket(k)]; i != none; i = r.writes.At(i).next {
 		if w := r.writes.At(i); w.Key == k && w.version > version && w.durable {
@@ -216,7 +223,7 @@ func (r *Replica) storeAgain(k Key, version uint64, out *Actions) {
 	}
 }
 
-// decided goes on with a write of which the store has decided.
+// decided handles the decision of the store on a write.
 func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions) {
 	w := r.writes.At(i)
 	w.deciding = false
@@ -225,7 +232,7 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 	switch st {
 	case Declined:
 		st := Refused
-		if !r.authority() { // it may have been paused since the write came, and others have gone on
+		if !r.authority() { // the process may have been paused since the write came, and the others serve without it
 			st = Unavailable
 		}
 		r.end(i, st, out)
@@ -243,7 +250,7 @@ func (r *Replica) decided(i int32, st StoreStatus, version uint64, out *Actions)
 	}
 }
 
-// durable is the durable mark: all writes up to it are durable here and at every replica before.
+// durable is the durable mark: all writes up to it are durable here and at every replica upstream.
 func (r *Replica) durable() uint64 {
 	if r.role.head() {
 		return r.applied
@@ -251,7 +258,7 @@ func (r *Replica) durable() uint64 {
 	return min(r.applied, r.above)
 }
 
-// progress moves the marks as far as they go.
+// progress advances applied over the writes that are durable here. The last member of the chain commits them.
 func (r *Replica) progress(out *Actions) {
 	for {
 		i := r.at(r.applied + 1)
@@ -265,7 +272,8 @@ func (r *Replica) progress(out *Actions) {
 	}
 }
 
-// commit ends all writes up to a mark: they are committed.
+// commit ends all writes up to the committed mark of the Successor, or of this replica if it is the last of the chain.
+// A mark of this epoch is never above applied, because it includes what is durable here.
 func (r *Replica) commit(mark uint64, out *Actions) {
 	for r.committed < mark && r.committed < r.applied {
 		r.committed++
@@ -276,12 +284,12 @@ func (r *Replica) commit(mark uint64, out *Actions) {
 	r.startQueued(out)
 }
 
-// end ends a write: it answers its client and those who read its value, and frees its slot. While the store has the
-// write, the slot stays taken until Stored.
+// end ends a write: it sends the Reply, answers the reads that wait for it, marks the key clean, and frees the slot. If
+// the store has the write, it is gone, and the slot stays taken until Stored.
 func (r *Replica) end(i int32, st Status, out *Actions) {
 	w := r.writes.At(i)
-	// A ChainHead that was paused, and is alone, may be the only one who knows of the write: others may have been given
-	// the range meanwhile, without what it has.
+	// A ChainHead that serves alone may be the only one that has the write. If it has no authority, as after a pause of
+	// its process, the range may have been given to others without the write.
 	if st == OK && r.role.NumOthers == 0 && !r.authority() {
 		st = Unknown
 	}
@@ -301,8 +309,8 @@ func (r *Replica) end(i int32, st Status, out *Actions) {
 // gone reports whether the write has ended while the store has it.
 func (w *write) gone() bool { return w.version == 0 }
 
-// Gone reports whether a write that the store has was given up, because the replica has lost its membership: it was not
-// acknowledged, and need not be stored.
+// Gone reports whether a write that the store has was abandoned, because the replica has lost its membership: it was
+// not acknowledged, and need not be stored.
 func (r *Replica) Gone(slot int32) bool { return r.writes.At(slot).gone() }
 
 func (r *Replica) release(i int32, out *Actions) {
@@ -315,7 +323,7 @@ func (r *Replica) release(i int32, out *Actions) {
 	r.writes.Put(i)
 }
 
-// remove takes a write out of a list.
+// remove removes a write from a list.
 func (r *Replica) remove(l *list.List, i int32) {
 	for n := l.N; n > 0; n-- {
 		if j := r.writes.Links.Pop(l); j != i {
