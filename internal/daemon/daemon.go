@@ -106,6 +106,8 @@ type Node struct {
 	started atomic.Bool
 	// endAdmin ends the admin API; it does nothing if there is none. Idempotent.
 	endAdmin func()
+	// endMetrics ends the HTTP server for metrics and probes; it does nothing if there is none. Idempotent.
+	endMetrics func()
 	// closers are run in reverse order.
 	closers []func()
 }
@@ -195,7 +197,8 @@ func (n *Node) reloadOnSignal(ctx context.Context) {
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
 	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {},
-		left: leftOuts{stores: map[uuid.UUID]leftOut{}}}
+		endMetrics: func() {},
+		left:       leftOuts{stores: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -299,11 +302,12 @@ func (n *Node) bindMetrics() error {
 		return err
 	}
 	n.addrs.Metrics = srv.Addr().String()
-	n.closing(func() {
+	n.endMetrics = sync.OnceFunc(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_ = srv.Close(ctx)
 	})
+	n.closing(n.endMetrics)
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,6 +85,7 @@ func (n *Node) stop() {
 		// A drive that does not answer keeps its queue from closing. The process can end nevertheless: a write was
 		// acknowledged only once it was as durable as promised.
 		if len(busy) > 0 {
+			n.leave(busy)
 			n.log.Error("a drive has not answered within the time limit; stopped without closing it", "ssds", busy)
 		} else {
 			n.log.Error("connections or the membership of the cluster have not ended within the time limit; stopped " +
@@ -93,6 +95,25 @@ func (n *Node) stop() {
 		n.log.Error("a change of the configuration has not ended within the time limit; stopped without closing the " +
 			"drives")
 	}
+}
+
+// leave closes what does not wait for the busy drives. The kernel does not end the process before they have answered
+// the threads that wait for them, and until then it would keep all that is open from the next daemon.
+func (n *Node) leave(busy []string) {
+	var all sync.WaitGroup
+	all.Go(n.endMetrics)
+	for _, d := range n.ssds {
+		if d.drive != nil && !slices.Contains(busy, d.name) {
+			// Its writes are durable, or have no answer.
+			all.Go(func() { _ = errors.Join(d.drive.Close(), d.dev.Close()) })
+		}
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		all.Wait()
+	}()
+	within(leaveTimeout, closed)
 }
 
 // busyDrives returns the names of the drives that have requests.
@@ -106,10 +127,12 @@ func (n *Node) busyDrives() (names []string) {
 }
 
 // closeTimeout is how long closing may take after draining, besides the time for the bytes of the last checkpoints.
-// Together with the default of limits.drain_timeout it is less than 5 s. flushTimeout of it is what is left for the
-// drives when the stores have taken all of their time.
+// Together with leaveTimeout and the default of limits.drain_timeout it is less than 5 s. flushTimeout of it is what is
+// left for the drives when the stores have taken all of their time. leaveTimeout is for leaving drives that have not
+// answered.
 const (
 	closeTimeout = 900 * time.Millisecond
+	leaveTimeout = 50 * time.Millisecond
 	flushTimeout = closeTimeout - closeStoresTimeout
 )
 
