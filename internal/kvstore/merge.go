@@ -74,11 +74,28 @@ func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == 
 // length by objects as long as there are few of them, because twice as many of the longest objects fit into longBytes.
 // It needs more if a Settle has said so since the store was opened.
 //
+// A partition of a cluster has some of the ranges of positions, and the segments of all others are empty: the keys are
+// in a few of the segments, which would be so much longer. So the table also grows, up to maxSparse times, until those
+// that are not empty have at most twice KeysPerSegment on average. Twice, because with few keys to a segment some are
+// empty in any table.
+//
 // KeyLive also counts the keys that splits have left in their sources, for a while, and what is lost in damaged chunks,
 // so that the table may have up to twice the segments that tombstones and identities need. Recovery finds the same.
 func (s *Store) needs() int64 {
-	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes), s.merge.least)
+	return max(s.objects/int64(s.cfg.KeysPerSegment), s.sparse(), s.pool.KeyLive/int64(s.cfg.longBytes), s.merge.least)
 }
+
+// sparse is what the table needs because many of its segments are empty.
+func (s *Store) sparse() int64 {
+	occupied := max(1, int64(s.tbl.Occupied()))
+	// Without the first key of each, which needs its segment however long the table is.
+	more := max(0, s.objects-occupied)
+	return min(more*int64(s.tbl.Len())/occupied/2, s.objects*maxSparse) / int64(s.cfg.KeysPerSegment)
+}
+
+// maxSparse is how many times as many segments a table may have as its objects need, because most segments are empty: 5
+// bytes of DRAM for each, which with 13 keys to a segment are up to 12 bytes an object.
+const maxSparse = 32
 
 // updateShrinking sets shrinking, and returns it: whether the table has too many segments.
 func (s *Store) updateShrinking() bool {
@@ -86,7 +103,7 @@ func (s *Store) updateShrinking() bool {
 	most := shrinkAt * need
 	switch {
 	case s.cfg.eager:
-		most = need + 1
+		most = max(need+1, s.sparse()*4/3) // else splits and merges would follow each other for ever
 	case m.shrinking:
 		most = shrinkTo * need
 	}

@@ -115,11 +115,7 @@ cluster() {
     full 3
     full
   fi
-  # Twice: the table of segments grows during the first load, and its splits leave segments behind that are long to read
-  # until they are written again.
-  for n in 1 2; do
-    kv load -p recordcount="$keys" --depth 64 > "$work/load.out" || fail "not loaded: $(tail -n 3 "$work/kv.log")"
-  done
+  kv load -p recordcount="$keys" --depth 64 > "$work/load.out" || fail "not loaded: $(tail -n 3 "$work/kv.log")"
 }
 kv() { # COMMAND, then arguments of jbofbench kv
   local what=$1

@@ -54,6 +54,8 @@ type SegTbl struct {
 	// the empty segments of a table that was once full of keys quickly. Their length is a power of two.
 	used      []uint32
 	classBits int
+	// occupied is the sum of used.
+	occupied int
 	// changed has a bit for each unit of entries that has changed since it was written to a checkpoint. units counts
 	// them.
 	changed []byte
@@ -184,6 +186,9 @@ func (t *SegTbl) SetMemory(mem []byte) {
 // Len is the number of segments.
 func (t *SegTbl) Len() uint32 { return t.n }
 
+// Occupied is the number of segments that are not empty.
+func (t *SegTbl) Occupied() int { return t.occupied }
+
 // Max is the largest possible number of segments.
 func (t *SegTbl) Max() int { return len(t.mem) / EntryBytes }
 
@@ -249,8 +254,10 @@ func (t *SegTbl) set(i uint32, e Entry) {
 	if was := t.Get(i); (was == 0) != (e == 0) {
 		if e == 0 {
 			t.used[t.class(i)]--
+			t.occupied--
 		} else {
 			t.used[t.class(i)]++
+			t.occupied++
 		}
 	}
 	binary.LittleEndian.PutUint32(b, uint32(e))
@@ -264,6 +271,7 @@ func (t *SegTbl) Load(offset int64, data []byte) {
 	for i := offset / EntryBytes; (i+1)*EntryBytes <= offset+int64(n); i++ {
 		if t.Get(uint32(i)) != 0 {
 			t.used[t.class(uint32(i))]++
+			t.occupied++
 		}
 	}
 }
