@@ -6,8 +6,8 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// hedgeTime says at what time a read asks a second member. It is void once the request has begun another operation
-// (use) or another try (tries).
+// hedgeTime is when a read asks a second member. It is void once the request has begun another operation (use) or
+// another try (tries).
 type hedgeTime struct {
 	r     *request
 	use   uint64
@@ -67,8 +67,8 @@ func (r *request) askSecond(now time.Duration) {
 	r.s.stats.hedged.Add(1)
 }
 
-// raced judges the end of one of the commands of a read that may be hedged. It returns the one whose end counts, once
-// all have ended; nil before that.
+// raced handles the end of one of the commands of a read that may be hedged. It returns the one whose outcome is that
+// of the read, once all have ended; nil before that.
 func (r *request) raced(now time.Duration, at *attempt) *attempt {
 	if r.winner == nil && at.io.Err == nil && answers(at.io.Comp.Status) {
 		r.winner = at
@@ -96,5 +96,6 @@ func (r *request) raced(now time.Duration, at *attempt) *attempt {
 	return at
 }
 
-// answers reports whether a status says something of the key.
+// answers reports whether a read's status is its answer: the value, or that the key does not exist. Another final
+// status does not win against the other command.
 func answers(st nvme.Status) bool { return st.OK() || st.Code() == nvme.KeyDoesNotExist }

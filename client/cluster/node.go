@@ -18,13 +18,14 @@ import (
 // nodeKey identifies a node of the map. One that has another address is another node.
 type nodeKey struct{ name, address, nqn string }
 
-// node is a node of the map, and the connection to it, which is made when it is needed first.
+// node is a node of the map, and the connection to it, which is made when it is first needed.
 type node struct {
 	s   *Store
 	key nodeKey
 	// asked: its map is being read.
 	asked atomic.Bool
-	// ready is the connection, as long as the partitions are known that came with it; nil: there is none.
+	// ready is the last association whose partitions were listed. It may be lost: use connected. nil: there was none
+	// yet.
 	ready  atomic.Pointer[link]
 	ctx    context.Context // ends with close
 	cancel context.CancelFunc
@@ -58,11 +59,11 @@ type link struct {
 type member struct {
 	node *node
 	id   uuid.UUID
-	// place is where it is, nil as long as the node has not listed it.
+	// place is its namespace and drive, nil before the node has listed it.
 	place atomic.Pointer[place]
 }
 
-// place is where a partition is: its namespace, and its drive, of a number in the node.
+// place has the namespace of a partition, and its drive, by the number of that in the node.
 type place struct {
 	space kvop.Space
 	drive uint16
@@ -121,7 +122,8 @@ func (n *node) connected() *link { // hot: 0 allocs
 	return l
 }
 
-// connect sees to it that the node is connected and its partitions are known, and does not wait for that.
+// connect has a goroutine connect the node and list its partitions, and does not wait for that. It does nothing if that
+// is under way already, or before due.
 func (n *node) connect() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -132,7 +134,8 @@ func (n *node) connect() {
 	n.wg.Go(n.bring)
 }
 
-// relist lists the partitions again, because one was not found where it was.
+// relist lists the partitions again, because one was not found in its namespace. Like connect it does nothing before
+// due.
 func (n *node) relist() { n.connect() }
 
 // bring connects, if there is no connection, and lists the partitions.
@@ -157,7 +160,7 @@ func (n *node) tryBring() error {
 	n.mu.Lock()
 	c := n.c
 	n.mu.Unlock()
-	if c != nil && c.Err() != nil { // it has given up
+	if c != nil && c.Err() != nil { // the association is lost
 		n.setController(nil)
 		if err := c.Close(); err != nil {
 			return err
@@ -178,7 +181,7 @@ func (n *node) tryBring() error {
 	return n.list(c)
 }
 
-// setController reports whether the node is still to have a connection.
+// setController sets c, and reports whether it has: it has not if the node is closed.
 func (n *node) setController(c *client.Controller) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

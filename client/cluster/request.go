@@ -92,17 +92,16 @@ type attempt struct {
 	// flow has the members that the command may go to, or whose tokens it takes, as targets; members are the same.
 	flow    flowctl.Request
 	members [flowctl.MaxTargets]*member
-	// x is where it was sent, at the time since, through q, to the namespace of a place.
-	x     *member
-	place *place
-	q     *ioQueue
-	since time.Duration
-	// open: it is outstanding. why is why it was cancelled.
+	x       *member       // the partition to which it was sent
+	place   *place        // the namespace of x
+	q       *ioQueue      // the queue through which it was sent
+	since   time.Duration // when it was sent
+	// open: it is outstanding. why is the reason why it was cancelled, or nil.
 	open bool
 	why  error
 	// judged: op has its outcome.
 	judged bool
-	// buf, of a second command, is where it reads to.
+	// buf is the buffer of a second command; the first one uses that of the caller.
 	buf []byte
 }
 
@@ -283,7 +282,7 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 		r.finish(r.fail(r.whyExpired()))
 		return
 	}
-	if l == nil || p == nil { // lost while it waited
+	if l == nil || p == nil { // there is no connection, or the partition is not in its namespace any more
 		e.flow.Ended(int64(now), &at.flow, 0)
 		if at == &r.a {
 			r.next(now)
@@ -430,7 +429,8 @@ func (r *request) lost() {
 	r.op.Lost()
 }
 
-// final reports whether a status says something of the key.
+// final reports whether a status ends the operation. After the others it is tried again, at another member or with a
+// newer map.
 func final(st nvme.Status) bool { // hot: 0 allocs
 	switch st.Code() {
 	case nvme.KVWrongView, nvme.InvalidNamespaceOrFormat, nvme.AbortRequested:

@@ -27,10 +27,10 @@ func (s *Store) Keys(ctx context.Context) iter.Seq2[[]byte, error] {
 	}
 }
 
-// Scan yields the objects of a range of positions, in the order of their positions and without their values. It is no
-// picture of one moment: what exists all the time is yielded exactly once, whatever happens to nodes meanwhile. What is
-// put, replaced or deleted meanwhile may be yielded or not, also before that has ended. To go on later, set Range.After
-// to the last key.
+// Scan yields the objects of a range of positions, in the order of their positions and without their values. It is not
+// a snapshot: what exists all the time is yielded exactly once, whatever happens to nodes meanwhile. What is put,
+// replaced or deleted meanwhile may be yielded or not, also before that has ended. To go on later, set Range.After to
+// the last key.
 //
 // It asks one node after the other, does not wait for credits, and tombstones are not yielded. An error ends the
 // sequence, unless it is a *kv.LostError: then no member of the range could say what is in a part of it, which takes

@@ -327,7 +327,7 @@ func (f *blockFlags) open(ctx context.Context, stderr io.Writer) (bench.Target, 
 		return nil, usagef("--credits is %q, must be on, off or auto", f.credits)
 	}
 	o.Credits = mode
-	o.CtrlLossTimeout = -1 // a measurement with a gap in it is none
+	o.CtrlLossTimeout = -1 // no reconnect: a gap would invalidate the measurement
 	c, err := client.Connect(ctx, o)
 	if err != nil {
 		if errors.Is(err, client.ErrInvalid) {

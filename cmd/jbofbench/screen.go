@@ -13,7 +13,7 @@ import (
 // seconds.
 type screen struct {
 	w io.Writer
-	// columns is how many the terminal has now; nil: it is none.
+	// columns returns the present width of the terminal; nil: w is not a terminal.
 	columns func() int
 	open    bool // a line without its end is on the terminal
 	name    string

@@ -170,7 +170,7 @@ func (x *cli) clusterChainsCommand() *cobra.Command {
 	var only int
 	c := &cobra.Command{
 		Use:   "chains",
-		Short: "Show the chain of each range: who has it, from the ChainHead to the ChainTail, and who is filled",
+		Short: "Show the chain of each range: who has it, from the ChainHead to the ChainTail, and who is being filled",
 		Args:  none,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -386,7 +386,8 @@ func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait boo
 			return err
 		}
 	}
-	// It is noted in etcd; the manager does it. This node may know that there is none.
+	// The command is recorded in etcd, and the manager carries it out. Show the status, because this node may know that
+	// there is no manager.
 	now, err := ask(x, c, (*admin.Client).Cluster)
 	return x.print(c, a, func(t *tabwriter.Writer) {
 		row(t, done)

@@ -112,7 +112,7 @@ type ClusterPartition struct {
 	Share    float64 `json:"share"`
 }
 
-// Chain describes a range: the replicas from the ChainHead to the ChainTail, then those that are filled or wait.
+// Chain describes a range: the replicas from the ChainHead to the ChainTail, then those that are being filled or wait.
 type Chain struct {
 	Range int `json:"range"`
 	// State is full, filling, under_replicated, halted or unassigned.

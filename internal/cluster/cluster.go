@@ -85,9 +85,9 @@ type Config struct {
 	Seen view.Epoch
 	// Partitions are those of the node.
 	Partitions []Partition
-	// LeaseNS is for how long a node may be silent before it is given up. All nodes have the same; 0: one second.
+	// LeaseNS is how long a node may be silent before the manager gives it up. All nodes have the same; 0: one second.
 	LeaseNS int64
-	// AwayNS is for how long a node may be gone before its ranges are given to others for good; 0: ten minutes.
+	// AwayNS is how long a node may be gone before its ranges are given to others for good; 0: ten minutes.
 	AwayNS int64
 }
 
@@ -102,8 +102,9 @@ type Partition struct {
 // tenth of it.
 const driftPerMille = 10
 
-// Request asks etcd for something. The driver answers each with Node.Answered, with an error after a deadline of some
-// seconds at the latest; then its outcome is unknown, and it may still take effect later.
+// Request is a request to etcd. The driver answers each with Node.Answered: with an error if etcd has not answered in
+// time (package etcd: one and a half of its Timeout, 3 s); then its outcome is unknown, and it may still take effect
+// later.
 type Request struct {
 	Tag  uint64
 	Kind RequestKind
@@ -173,10 +174,10 @@ type Message struct {
 	Answer *Answer
 }
 
-// Report is what a node tells the manager. It is a promise: until a lease after the stamp that it echoes has come, the
-// node gives up nobody who has not reported to it, should it become the manager (docs/decisions/0014, rules 3 and 5).
-// The manager relies on it for half a lease after that stamp; authority that it gives at the end of that lasts the
-// rest.
+// Report is a node's report to the manager. It is a promise (docs/decisions/0014, rules 3 and 5): let t be the time at
+// which the node received the stamp that it echoes. If the node becomes the manager, it gives up no node that has not
+// reported to it before t plus one lease. The manager may therefore grant authority until half a lease after it has
+// sent that stamp; a grant lasts for half a lease more.
 type Report struct {
 	Term uint64
 	Seq  uint64
@@ -186,63 +187,66 @@ type Report struct {
 	Protocol      uint16
 	Name, Address string
 	Incarnation   Incarnation
-	// Seen is the epoch of the newest view that the node has seen. It does not serve what that takes from it.
+	// Seen is the epoch of the newest view that the node has seen. It does not serve ranges that this view takes from
+	// it.
 	Seen view.Epoch
-	// Connected: the node acts on that view, and is connected to all that it admits, as their host and as a target.
+	// Connected: the node acts on that view, and is connected to all nodes that it admits, as their host and as a
+	// target.
 	Connected bool
-	// Version counts the changes of what follows, which is there only if Full is set: if the manager has an older one.
+	// Version counts the changes of the Holdings, which are there only if Full is set: if the manager has an older
+	// version.
 	Version uint64
 	Full    bool
 	Holdings
 }
 
-// Holdings are what a node has in its partitions.
+// Holdings are the ranges that a node has in its partitions, and the state of these.
 type Holdings struct {
 	Ranges []RangeReport
 	// Unusable are partitions that cannot be used.
 	Unusable []view.PartitionID
-	// Failing are partitions whose drive does not work at present: it fails writes, or answers nothing. What they have
-	// can be read, perhaps, but they are not filled. See trouble.
+	// Failing are partitions whose drive does not work at present: it fails writes, or completes nothing. Their data
+	// may be readable, but they are not filled. See trouble.
 	Failing []view.PartitionID
 }
 
-// RangeReport is what a node has of a range in one of its partitions.
+// RangeReport is the state of a range in one of the partitions of a node.
 type RangeReport struct {
 	Partition view.PartitionID
 	Range     int
 	view.Report
 }
 
-// Answer is what the manager answers to a Report. With a Seq of 0 it is no answer, and tells the node of the manager or
-// of a view.
+// Answer is the manager's answer to a Report. With a Seq of 0 it answers no report: it tells the node who the manager
+// is, or that there is a newer view.
 type Answer struct {
 	Term    uint64
 	Manager Identity
 	// To is the incarnation that the answer is for.
 	To  Incarnation
 	Seq uint64
-	// Stamp is the manager's clock.
+	// Stamp is the manager's clock in nanoseconds.
 	Stamp int64
 	// Epoch is that of the newest view. Acts: it acts. Granted: the node has authority.
 	Epoch         view.Epoch
 	Acts, Granted bool
 	// Ready: the view acts, and all nodes that it admits say that they are Connected.
 	Ready bool
-	// Version is that of the node's reports that the manager has.
+	// Version is Report.Version of the node's Holdings that the manager has.
 	Version uint64
 	// View is the record of the newest view, if the node has not seen it.
 	View []byte
-	// Refused says why the manager does not take the node.
+	// Refused says why the manager refuses the node.
 	Refused Refusal
 }
 
-// Identity names a process of a node.
+// Identity identifies a process of a node.
 type Identity struct {
 	Name, Address string
 	Incarnation   Incarnation
 }
 
-// Refusal is why a manager does not take a node.
+// Refusal is the reason why a manager refuses a node.
 type Refusal uint8
 
 // Refusals.
@@ -254,16 +258,16 @@ const (
 	NodeForgotten
 )
 
-// Send is a message to a node. Messages may be lost, doubled, delayed and reordered.
+// Send is a message to a node. Messages may be lost, duplicated, delayed and reordered.
 type Send struct {
 	To      string // address
 	Message Message
 }
 
-// Actions are what is to be done after a call, in this order. The driver empties the struct.
+// Actions are what the driver has to do after a call, in this order. The driver empties the struct.
 type Actions struct {
-	// Changed: Serves, Active, Newest or Authority may differ from before. What the node serves no longer must have
-	// been stopped before Sends are carried out, because they say so.
+	// Changed: Serves, Active, Newest or Authority may differ from before. The driver must stop serving what the node
+	// does not serve any more before it carries out Sends, because other nodes rely on that.
 	Changed bool
 	// Problem: Problem differs from before.
 	Problem bool

@@ -21,18 +21,20 @@ type etcd struct {
 	settings *Settings
 	manager  *managerRecord
 	mapEpoch view.Epoch
-	// lossNS is since when each of the settings' Losses counts: when the node knew last that they did not have it;
-	// 0: they had it when the process has read them first, and it cannot know since when.
+	// lossNS is since when each of the settings' Losses counts: the last time at which the node knew that the settings
+	// did not have it; 0: they had it when the process read them first, so that it cannot know since when.
 	lossNS map[Loss]int64
 	// syncedNS is when synced was true last; 0: never.
 	syncedNS int64
-	// Revisions of the records, 0: absent; and when the present ones were seen first. They were written before that.
+	// managerRev, stampRev and viewRev are the revisions of the records, 0: absent. A new revision of one of them is a
+	// sign of the manager. seenNS is the time of the last sign (it was written before that); signsNS is the time since
+	// which no two signs were timing.takeover or more apart.
 	managerRev, stampRev, viewRev int64
 	seenNS                        int64
-	// signsNS is since when they have come without a gap in which others take over.
-	signsNS int64
-	nodes   map[string]*registration
-	// addresses are where nodes were reached last. Those that are cut off from etcd have no registration any more.
+	signsNS                       int64
+	nodes                         map[string]*registration
+	// addresses are the last known addresses of processes. A node that is cut off from etcd has no registration any
+	// more.
 	addresses map[Incarnation]string
 	// steadyNS is since when etcd has answered without errors.
 	steadyNS int64
@@ -42,8 +44,8 @@ type etcd struct {
 
 	serial  uint64
 	flights [purposes]flight
-	retryNS int64 // nothing but stamps is asked for before that
-	// asked is what was known when the Read under way was sent.
+	retryNS int64 // no request but stamps is sent before that
+	// asked has the epoch and the term that were known when the outstanding Read was sent.
 	asked struct {
 		epoch view.Epoch
 		term  uint64
@@ -55,7 +57,7 @@ type registration struct {
 	revision int64
 }
 
-// flight is a request under way.
+// flight is an outstanding request.
 type flight struct {
 	tag    uint64
 	sentNS int64
@@ -308,7 +310,7 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 	}
 }
 
-// sign notes a sign of the manager.
+// sign notes a sign of the manager: a new revision of its record, its stamp or the view.
 func (n *Node) sign() {
 	if n.now-n.etcd.seenNS >= n.t.takeover {
 		n.etcd.signsNS = n.now
@@ -316,7 +318,7 @@ func (n *Node) sign() {
 	n.etcd.seenNS = n.now
 }
 
-// applyNode takes the registration of a node. One that cannot be read is none.
+// applyNode handles a change of the registration of a node. One that cannot be decoded counts as absent.
 func (n *Node) applyNode(kv *KeyValue) {
 	name := strings.TrimPrefix(kv.Key, keyNodes)
 	delete(n.etcd.nodes, name)
@@ -412,8 +414,7 @@ func (n *Node) register(out *Actions) {
 		Then: []Put{{Key: key, Value: rec.encode(), Lease: e.lease}}}, out)
 }
 
-// campaign takes over if there is no manager, or none that works: one that does not stamp, or that most nodes do not
-// hear.
+// campaign takes over if there is no manager, or it does not stamp, or most nodes do not get its answers (outvoted).
 func (n *Node) campaign(out *Actions) {
 	e := &n.etcd
 	if n.lead != nil || n.busy(toTakeOver) || n.newest == nil || e.mapEpoch != n.newest.Epoch || !n.eligible() ||
@@ -449,8 +450,8 @@ func (n *Node) campaign(out *Actions) {
 }
 
 // eligible reports whether the newest view allows the node to be the manager: it admits the process, or an earlier one
-// of the node, which has ended. So whoever relies on the promises of all admitted nodes relies on this one's, too. If
-// an operator says that all of them have ended, nobody does.
+// of the node, which has ended. So a manager that relies on the promises of all admitted nodes relies on this one's,
+// too. If an operator says that all of them have ended, no promise is relied on.
 func (n *Node) eligible() bool {
 	if n.newest.admits(n.cfg.Incarnation) || n.newest.admitsEarlier(n.cfg.Incarnation) {
 		return true
@@ -460,7 +461,7 @@ func (n *Node) eligible() bool {
 	})
 }
 
-// tookOver takes the outcome of a takeover.
+// tookOver handles the outcome of a takeover.
 func (n *Node) tookOver(f flight, r *Response, out *Actions) {
 	e := &n.etcd
 	if !r.Done {

@@ -8,32 +8,33 @@ import (
 	"jbofd/internal/invariants"
 )
 
-// lead is what a node has as the manager of a term.
+// lead is the state of a node as the manager of a term. Times are by this node's clock.
 type lead struct {
 	// electedNS is when it became manager.
 	electedNS int64
-	// strangersNS is when the authority is over of whoever has not reported in this term: earlier managers may have
-	// given it.
+	// strangersNS is when the authority of every process that has not reported in this term is over: earlier managers
+	// may have granted it.
 	strangersNS int64
-	// proofNS is until when authority may be given because etcd has confirmed that the manager is the manager.
+	// proofNS is until when authority may be granted because etcd has confirmed that this node is the manager.
 	proofNS int64
 	// stampNS is when the next stamp is due.
 	stampNS, count int64
 	processes      map[Incarnation]*process
 	// acts: the newest view acts.
 	acts bool
-	// ready: it did when all nodes were heard last, and all were connected to each other.
+	// ready: at the last helloNS the newest view acted, and every admitted node had reported within timing.authority
+	// that it is Connected.
 	ready bool
-	// candidates are views that were sent to etcd and may be there, or come to be there.
+	// candidates are views whose writes were sent to etcd and may have taken effect, or may do so later.
 	candidates []candidate
-	// changed: what the next view depends on has changed.
+	// changed: an input of the next view has changed.
 	changed bool
-	// nextNS is when the next view may be computed, lookNS when silent nodes are looked for, helloNS when nodes that do
-	// not report are told of the manager.
+	// nextNS is when the next view may be computed, lookNS when the manager checks next for silent nodes, helloNS when
+	// it sends the next hellos: Answers without a Report, to nodes that do not report.
 	nextNS, lookNS, helloNS int64
 	// goneNS is since when nodes are not admitted, by their names.
 	goneNS map[string]int64
-	// troubles are partitions whose drive does not work.
+	// troubles has the partitions whose drive does not work: see trouble.
 	troubles map[view.PartitionID]trouble
 	record   []byte // of the newest view; nil: not encoded yet
 }
@@ -41,12 +42,12 @@ type lead struct {
 // process is a process of a node that has reported in this term.
 type process struct {
 	Identity
-	// firstNS and heardNS are the times of its first and last report, grantedNS that of the last authority. What
-	// earlier managers have given to it is for reports before its first one of this term.
+	// firstNS and heardNS are the times of its first and last report, grantedNS that of the last grant of authority.
+	// Grants of earlier managers were for reports before its first one of this term.
 	firstNS, heardNS, grantedNS int64
 	// echoNS is the newest of the manager's stamps that it has echoed.
 	echoNS int64
-	// connected is Report.Connected of the report seq, the last one that it has sent.
+	// connected is Report.Connected of the report seq, the newest one that has come.
 	connected bool
 	seq       uint64
 
@@ -62,23 +63,26 @@ type rangeOf struct {
 	number    int
 }
 
+// candidate is a view that was sent to etcd and may become the newest.
 type candidate struct {
 	*Map
-	base int64 // the revision that it replaces
+	base int64 // the revision of the view that it replaces
 	tag  uint64
 }
 
-// becomeManager begins a term. sentNS is when the request was sent that has begun it.
+// becomeManager begins a term. sentNS is when the request that has begun it was sent.
 func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
-	// Earlier managers may have given authority until a proof and an authority after the last sign of them in etcd, and
-	// after the last of their stamps that this node has promised by. If this node is eligible by a view that another
-	// manager has written, then that one's last promise was before it wrote, and the view was seen later.
+	// An earlier manager may have granted authority until timing.proof after the last sign of it, and such a grant
+	// lasts for timing.authority. last is the latest of: the last sign in etcd, the last stamp by which this node has
+	// made a promise, and the start of this process. If this node is eligible by a view that another manager has
+	// written, that one relied on promises only before it wrote the view, which was seen later.
 	last := max(n.etcd.seenNS, n.promised, n.started)
 	if n.attempt.blind {
 		last = n.now // there may be later stamps than the one that was seen, but none after the takeover
 	}
 	n.follow(term, n.self())
-	// What it has asked for as an earlier manager fails now, and may take as long as a deadline to say so.
+	// Requests that it has sent as the manager of an earlier term fail now, but their answers may take until the
+	// deadline.
 	n.etcd.flights[toStamp].busy, n.etcd.flights[toWriteView].busy = false, false
 	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
 		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
@@ -96,7 +100,7 @@ func (n *Node) stamp(out *Actions) {
 	}
 }
 
-// stamped takes the outcome of a stamp.
+// stamped handles the outcome of a stamp.
 func (n *Node) stamped(f flight, r *Response) {
 	l := n.lead
 	if l == nil || f.sentNS < l.electedNS {
@@ -112,9 +116,9 @@ func (n *Node) stamped(f flight, r *Response) {
 	}
 }
 
-// reported takes a report, and answers it: with a refusal; or with authority, if the node has seen the newest view and
-// there is a proof; or with the newest view, if the node has not seen it. A report of an older term is told of this
-// one.
+// reported handles a report, and answers it: with a refusal; or with authority, if the node has seen the newest view
+// and there is a proof; or with the newest view, if the node has not seen it. The answer to a report of an older term
+// has this term.
 func (n *Node) reported(r *Report, out *Actions) {
 	l := n.lead
 	if l == nil {
@@ -171,7 +175,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 	n.send(r.Address, a, out)
 }
 
-// take takes what a node has.
+// take stores the Holdings of a report.
 func (p *process) take(r *Report) {
 	p.version = r.Version
 	p.ranges = make(map[rangeOf]view.Report, len(r.Ranges))
@@ -187,7 +191,7 @@ func (p *process) take(r *Report) {
 	}
 }
 
-// send sends an answer, to the node itself without a detour.
+// send sends an answer; one to this node itself is handled at once.
 func (n *Node) send(address string, a *Answer, out *Actions) {
 	if a.To == n.cfg.Incarnation {
 		n.answer(a, out)
@@ -196,7 +200,7 @@ func (n *Node) send(address string, a *Answer, out *Actions) {
 	out.Sends = append(out.Sends, Send{To: address, Message: Message{Answer: a}})
 }
 
-// refuses reports why a node cannot be taken.
+// refuses returns the reason why a node is refused, or NotRefused.
 func (n *Node) refuses(r *Report) Refusal {
 	switch {
 	case r.Protocol != Protocol:
@@ -219,8 +223,8 @@ func (n *Node) refuses(r *Report) Refusal {
 	return NotRefused
 }
 
-// mayGrant reports whether a process may be given authority now: there is a proof that no other manager makes a view
-// without it, and this one does not do so either.
+// mayGrant reports whether a process may be granted authority now: there is a proof that no other manager makes a view
+// without it, and no candidate of this one is without it.
 func (n *Node) mayGrant(i Incarnation) bool {
 	if !n.newest.admits(i) {
 		return false
@@ -257,7 +261,7 @@ func (n *Node) promisedBy(m *Map, least int64) int64 {
 	return least
 }
 
-// authorityOver reports whether the authority of a process is over, if no more is given.
+// authorityOver reports whether the authority of a process is over, if no more is granted.
 func (n *Node) authorityOver(i Incarnation) bool {
 	if p := n.lead.processes[i]; p != nil {
 		return n.now >= max(p.firstNS, p.grantedNS)+outlast(n.t.authority)
@@ -265,9 +269,9 @@ func (n *Node) authorityOver(i Incarnation) bool {
 	return n.now >= n.lead.strangersNS
 }
 
-// silent reports whether an admitted process is to be given up: it is not heard, or does not hear what it is answered.
-// It has no authority then. lease is for how long it may be silent, grace for how long at least since the manager
-// began.
+// silent reports whether an admitted process is to be given up: its reports do not come, or it does not get the
+// answers. Its authority is over then. lease is how long it may be silent, grace how long it has at least since this
+// node became the manager, or was paused.
 func (n *Node) silent(i Incarnation, lease, grace int64) bool {
 	l := n.lead
 	until := max(l.electedNS, n.attentive) + grace
@@ -277,11 +281,12 @@ func (n *Node) silent(i Incarnation, lease, grace int64) bool {
 	return n.now >= until && n.authorityOver(i)
 }
 
-// roundNS is when the newest answer was sent that has reached the process, as it says, or of its first report.
+// roundNS is when the newest answer was sent that has certainly reached the process, because it echoes its stamp, or
+// the time of its first report.
 func (p *process) roundNS() int64 { return max(p.firstNS, p.echoNS) }
 
-// patience returns for how long nodes may be silent: longer if most of those that have not ended are. They are alive
-// perhaps, and the manager is cut off. Then one of them takes over before it gives them up.
+// patience returns the lease and the grace for silent. They are longer if most of the processes that have not ended are
+// silent: perhaps these are alive, and the manager is cut off. Then one of them takes over before it gives them up.
 func (n *Node) patience() (lease, grace int64) {
 	alive, silent := 0, 0
 	for i, inc := range n.newest.Admitted {
@@ -300,7 +305,7 @@ func (n *Node) patience() (lease, grace int64) {
 	return n.t.lease, n.t.grace
 }
 
-// manage does what a manager has to do.
+// manage does the periodic work of a manager.
 func (n *Node) manage(out *Actions) {
 	l := n.lead
 	l.candidates = slices.DeleteFunc(l.candidates, func(c candidate) bool { return n.etcd.viewRev > c.base })
@@ -324,7 +329,7 @@ func (n *Node) manage(out *Actions) {
 	}
 }
 
-// confirmed reports whether the newest view may act: each process that it admits has seen it, or has no authority.
+// confirmed reports whether the newest view acts: each process that it admits has seen it, or has no authority.
 func (n *Node) confirmed() bool {
 	for _, i := range n.newest.Admitted {
 		p := n.lead.processes[i]
@@ -335,8 +340,8 @@ func (n *Node) confirmed() bool {
 	return true
 }
 
-// tell sends what nodes are to know without having asked: all, that the view acts; else those that may not know of the
-// view, or of the manager.
+// tell sends hellos: with all, to all nodes, because the view acts; otherwise to nodes that have not reported for
+// timing.authority, and may not know of the view or of the manager.
 func (n *Node) tell(out *Actions, all bool) {
 	l := n.lead
 	send := func(i Incarnation, address string) {
@@ -358,6 +363,7 @@ func (n *Node) tell(out *Actions, all bool) {
 	}
 }
 
+// hello returns an Answer that answers no Report: it tells a process of the manager and the newest view.
 func (n *Node) hello(to Incarnation) *Answer {
 	return &Answer{Term: n.term, Manager: n.self(), To: to, Stamp: n.now, Epoch: n.newest.Epoch, Acts: n.lead.acts}
 }
@@ -373,7 +379,7 @@ func (n *Node) allConnected() bool {
 	return true
 }
 
-// forget removes what is known of processes that are gone.
+// forget removes the records of processes that are gone.
 func (n *Node) forget() {
 	for i, p := range n.lead.processes {
 		if n.now-p.heardNS > 10*n.t.lease && !n.newest.admits(i) {
@@ -383,7 +389,7 @@ func (n *Node) forget() {
 }
 
 // next computes the next view, and writes it if it differs. manage calls it while the newest view acts, when something
-// has changed, and at each tick, because no event says that a node has fallen silent.
+// has changed, and at each tick, because there is no event when a node becomes silent.
 func (n *Node) next(out *Actions) {
 	l := n.lead
 	m := &Map{Admitted: slices.Clone(n.newest.Admitted)}
@@ -418,11 +424,11 @@ func (n *Node) next(out *Actions) {
 		Then: []Put{{Key: keyView, Value: m.Encode()}}}, out)
 }
 
-// acceptedNS is for how long the data of halted ranges are given up. When the command is given, the operator knows who
-// is away. A node that comes back much later may have all data, and would find them given up a moment before.
+// acceptedNS is how long an accepted loss counts: 300 s. When the command is given, the operator knows which nodes are
+// away. A node that comes back much later may have all data, and they must not have been given up a moment before.
 const acceptedNS = 300e9
 
-// acceptLosses gives up the data of halted ranges, as an operator wants. It reports whether m has changed.
+// acceptLosses gives up the data of halted ranges, as an operator has commanded. It reports whether m has changed.
 func (n *Node) acceptLosses(m *Map) (changed bool) {
 	v, cloned := m.View, false
 	for _, loss := range n.etcd.settings.Losses {
@@ -441,7 +447,7 @@ func (n *Node) acceptLosses(m *Map) (changed bool) {
 	return changed
 }
 
-// wroteView takes the outcome of writing a view that is known.
+// wroteView handles the known outcome of writing a view.
 func (n *Node) wroteView(r *Response, out *Actions) {
 	l := n.lead
 	if l == nil {
@@ -530,7 +536,7 @@ func (n *Node) setOut(m *Map) (differs bool) {
 	return differs
 }
 
-// judgement is what is known of the nodes when a view is computed: it implements view.Reports.
+// judgement is the manager's knowledge of the nodes when a view is computed: it implements view.Reports.
 type judgement struct {
 	l *lead
 	m *Map

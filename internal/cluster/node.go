@@ -9,37 +9,41 @@ import (
 	"jbofd/internal/invariants"
 )
 
-// timing are the times that follow from the lease. Each is written beside its reason.
+// timing has the durations that follow from the lease, in nanoseconds of this node's clock, with the reason for each.
 type timing struct {
-	// lease is for how long a node may be silent.
+	// lease is how long a node may be silent before the manager gives it up.
 	lease int64
-	// authority is for how long an answer gives authority, and proof for how long a manager may give it after a proof.
-	// Half a lease each, so that a manager that follows can give up who is silent a lease after the last sign of the
-	// one before.
+	// authority is how long a grant of authority lasts, proof how long after a proof (a confirmed stamp, or promises) a
+	// manager may grant authority. They are half a lease each, so that the next manager can give up a node that does
+	// not report to it one lease after the last sign of the manager before it.
 	authority, proof int64
-	// report and stamp are the times between two reports and two stamps: several may be lost.
+	// report and stamp are the intervals of reports and stamps. They are short, because several may be lost.
 	report, stamp int64
-	// takeover is for how long a stamp may be unchanged before others take over, if the manager has given authority for
-	// no report that was sent within the time unanswered; takeoverLate if it has, because only etcd is away for it.
-	// Both are shorter than authority, so that nodes still have some when the next manager gives it. Nothing else
-	// depends on them: how long a manager waits for who does not report is counted from the last sign of another one.
+	// takeover is how long a stamp may be unchanged before others take over, if the manager has granted no authority
+	// for a report that was sent within the last unanswered; takeoverLate is that time if it has. takeover and
+	// unanswered are shorter than authority, so that nodes still have authority when the next manager grants it.
+	// takeoverLate is longer: the manager still answers and is only cut off from etcd, so that nothing is urgent.
+	// Nothing else depends on them: how long a manager waits for nodes that do not report is counted from the last sign
+	// of the one before it.
 	takeover, takeoverLate, unanswered int64
-	// unserved is how long a node gets no authority from a manager that stamps before it tells the others, and replace
-	// how long before it takes over if most of them say the same (unserved.go). most is how long a manager waits before
-	// it gives up most of the nodes: long enough that they can replace it before, if it is the one that is cut off.
+	// unserved is how long a node gets no authority from a manager that stamps before it reports that to other nodes,
+	// and replace how long before it takes over if most of them report the same (unserved.go). most is how long a
+	// manager waits before it gives up most of the nodes: long enough that they can replace it before, if it is the one
+	// that is cut off.
 	unserved, replace, most int64
-	// grace is what a node has at least to find a new manager, or one that was paused, before it counts as silent.
+	// grace is how long a node has at least to find a new manager, or one that was paused, before it counts as silent.
 	grace int64
-	// retry is the time between attempts of what etcd has not answered, reread that between looks for the end of a
-	// problem.
+	// retry is the time between attempts of a request that etcd has not answered, reread that between attempts to read
+	// everything again while there is a problem.
 	retry, reread int64
 	// registration is the lease of a registration in etcd.
 	registration int64
-	// pause is the time between two computations of a view: what changes meanwhile is one change of the map.
+	// pause is the time between two computations of a view: all changes within it are one change of the map.
 	pause int64
-	// tick is how often time is looked at; gap is the time between two looks from which on the process was paused.
+	// tick is the longest time between two calls of Wake. gap: if two calls are further apart, the process counts as
+	// having been paused.
 	tick, gap int64
-	// away is after which time a node's ranges are given to others for good.
+	// away is how long a node may be gone before its ranges are given to others for good.
 	away int64
 }
 
@@ -51,7 +55,8 @@ func newTiming(lease, away int64) timing {
 		gap: lease / 4, away: away}
 }
 
-// outlast returns after which time on this node's clock a time on another node's clock is over for certain.
+// outlast returns a duration on this node's clock, in nanoseconds, after which the duration ns has certainly passed on
+// another node's clock, whatever their drift.
 func outlast(ns int64) int64 { return ns + ns*driftPerMille/1000 + 1 }
 
 // DefaultLease is the lease of a Config that has none.
@@ -59,21 +64,21 @@ const DefaultLease = time.Second
 
 const defaultAwayNS = 600e9
 
-// Node is the membership of one process of a node, and the manager while it is that. All calls are made by one
-// goroutine at a time. now is CLOCK_MONOTONIC_RAW in nanoseconds. It is read after what the call brings has arrived,
-// and before anything is done about it. It never goes back.
+// Node is the membership of one process of a node, and the manager while the node is the manager. All calls are made by
+// one goroutine at a time. now is CLOCK_MONOTONIC_RAW in nanoseconds, as are all times here. The driver reads it after
+// the input of the call has arrived, and before anything is done about it. It never goes back.
 type Node struct {
 	cfg Config
 	t   timing
 	now int64
-	// started is the time of the first call. No promise of the process before this one is later.
+	// started is the time of the first call. Earlier processes of the node have made no promise after it.
 	started int64
-	// attentive is since when time has been looked at without gaps.
+	// attentive is the time of the first call after the last pause of the process (timing.gap).
 	attentive int64
 	problem   error
 	etcd      etcd
 
-	// term is that of the newest manager that the node knows of, manager who that is. term never goes back.
+	// term is that of the newest manager that the node knows, manager the identity of that. term never goes back.
 	term    uint64
 	manager Identity
 	// newest is the newest view, active the one that the node acts on, nil if it is not admitted.
@@ -85,27 +90,27 @@ type Node struct {
 	// seq numbers the reports, sent are the times of the last ones.
 	seq  uint64
 	sent [64]sentReport
-	// echo is the newest stamp of the manager of the present term.
+	// echo is the newest stamp of the manager of the present term, by that manager's clock.
 	echo int64
-	// promised is when a stamp of another manager has come last. What this node promises by its reports ends a proof
-	// after the stamp that they echo, which is not later.
+	// promised is when the last stamp of another manager has come. The promise of this node's reports (see Report) ends
+	// timing.proof after the stamp that they echo, which was not later.
 	promised int64
-	// granted is when the newest report was sent that was answered with authority. An answer may come late, or twice.
+	// granted is when the newest report that was answered with authority was sent. An answer may come late, or twice.
 	granted  int64
 	reportNS int64 // when the next report is due
 	// version counts the changes of holdings; known is the version that the manager has.
 	version, known uint64
 	holdings       Holdings
-	// connected is what SetConnected has said.
+	// connected is the epoch of the last SetConnected.
 	connected view.Epoch
-	// ready is what the manager has answered last about the newest view: to the report readySeq.
+	// ready is Answer.Ready of the manager's last answer about the newest view, which was to the report readySeq.
 	ready    bool
 	readySeq uint64
 
 	unserved unserved
-	// lead is what the node has as the manager, nil if another one is.
+	// lead is the state of the node as the manager, nil if it is not the manager.
 	lead *lead
-	// attempt is the takeover that is under way, or whose outcome is unknown. blind: it does not compare the stamp.
+	// attempt is the takeover that was sent to etcd and has no known outcome. blind: it does not compare the stamp.
 	attempt struct {
 		term   uint64
 		sentNS int64

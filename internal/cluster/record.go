@@ -57,31 +57,31 @@ type Settings struct {
 	Cluster  uuid.UUID
 	Protocol uint16
 	Replicas int
-	// Out are the names of nodes that are to have no ranges.
+	// Out has the names of nodes that are to have no ranges.
 	Out []string
-	// Losses are halted ranges whose data an operator has given up. One whose chain has another version by now says
-	// nothing any more. Each counts for some minutes since a command has named it last, and only for processes that
-	// have seen that. See AcceptLoss.
+	// Losses are halted ranges whose data an operator has given up. An entry is ignored once its chain has another
+	// version. It counts for 300 s (acceptedNS) after the last command that names it, and only for processes that were
+	// running then. See AcceptLoss.
 	Losses []Loss
-	// Lost are processes of which an operator says that they have ended and do not come back: what they could do as
-	// managers keeps no other node from becoming one.
+	// Lost are processes of which an operator says that they have ended and do not come back: another node may become
+	// manager without waiting for them.
 	Lost []Incarnation
-	// Forgotten are nodes that are to be no members any more, or are none.
+	// Forgotten are nodes that are to be removed from the members, or were removed.
 	Forgotten []Forgotten
-	// ValueBytes is the length of the longest value, the same for all nodes from the beginning: a node that takes less
-	// could have no copy of what there is already. 0: each node has its own limit.
+	// ValueBytes is the length of the longest value in bytes, the same for all nodes from the beginning: a node with a
+	// smaller limit could not hold copies of longer values. 0: each node has its own limit.
 	ValueBytes uint32
 }
 
-// Loss is a range with the version of its chain.
+// Loss is a range with the epoch of its chain (View.Versions).
 type Loss struct {
 	Range, Version uint32
-	// Commands is how many commands have named it: it counts anew with each.
+	// Commands is how many commands have named it. With each, the time for which it counts begins anew.
 	Commands uint32
 }
 
-// AcceptLoss gives up the data of a range whose chain has a version. If they were given up before, that counts anew,
-// and other losses do not.
+// AcceptLoss gives up the data of a range whose chain has a version. If they were given up before, the time of that
+// loss begins anew, and that of other losses does not.
 func (s *Settings) AcceptLoss(r, version uint32) {
 	for i := range s.Losses {
 		if l := &s.Losses[i]; l.Range == r && l.Version == version {

@@ -2,20 +2,20 @@ package cluster
 
 import "jbofd/internal/cluster/view"
 
-// trouble is what a manager knows of a partition whose drive does not work: it fails writes, or answers nothing. It
-// keeps its ranges for a while, as a node does that is away, because they would be a long copy, and the drive may come
-// back. After Timing.Away the partition is out: others get its ranges, if there are enough others. It is in again when
-// the drive has worked for calm of that time.
+// trouble is the manager's record of a partition whose drive does not work: it fails writes, or completes nothing. The
+// partition keeps its ranges for a while, like a node that is away, because copying them takes long, and the drive may
+// recover. After timing.away the partition is out: others get its ranges, if there are enough others. It is in again
+// when its node has not reported the trouble for timing.away/calm.
 type trouble struct {
-	// firstNS and lastNS are when its node has said so first and last.
+	// firstNS and lastNS are when its node has reported it first and last.
 	firstNS, lastNS int64
 }
 
-// calm is for which part of Timing.Away a drive has to work until its trouble is over.
+// calm divides timing.away: the trouble of a partition is over when its node has not reported it for that long.
 const calm = 10
 
-// setPartitionsOut sets which partitions are to have no ranges because of their drives. It reports whether these are
-// others than before. Those of a node that is not admitted, or has not reported, stay as they are.
+// setPartitionsOut sets which partitions are to have no ranges because of their drives, and reports whether that has
+// changed. Partitions of a node that is not admitted, or has not reported, stay as they are.
 func (n *Node) setPartitionsOut(m *Map) (differs bool) {
 	l := n.lead
 	for i := range m.Partitions {

@@ -5,38 +5,42 @@ import (
 	"slices"
 )
 
-// A manager that reaches etcd stamps, whether other nodes hear it or not. One that most nodes do not hear is replaced
-// by one of them. A node that gets no authority cannot tell which of the two is cut off. So it sends its reports to
-// other nodes, too; one that gets no authority either, and has such reports of most of the nodes, takes over. Where
-// there is no majority, as of two nodes, or where none of the nodes hears another one, the manager stays, and gives up
-// whom it does not hear.
+// A node is unserved if it gets no authority from a manager that stamps.
 //
-// The order of the times in leases, since a cut: 0.5 the nodes have no authority and tell each other, 0.6 one of them
-// takes over, 1.5 the manager would give them up, after which none of them could (rule 4 of
+// A manager that reaches etcd stamps, whether other nodes reach it or not. If most nodes do not get its answers, one of
+// them replaces it. An unserved node cannot tell whether it or the manager is cut off. So it sends its reports to other
+// nodes, too. A node that is unserved itself, and has got such reports of most of the nodes, takes over (outvoted).
+// Where there is no majority, as of two nodes, or where no node reaches another one, the manager stays, and gives up
+// the nodes whose reports do not come.
+//
+// The order of the times in leases, since a cut: at 0.5 the nodes have no authority and report to each other, at 0.6
+// one of them takes over, at 1.5 the manager would give them up, after which none of them could take over (rule 4 of
 // docs/decisions/0014-cluster-etcd.md).
 
-// unserved is what a node knows of itself and others that get no authority from the manager.
+// unserved is a node's record of whether it and others are unserved.
 type unserved struct {
 	// termNS is when the term has become known, admittedNS when a view that admits the node has.
 	termNS, admittedNS int64
-	// terms is how many terms have ended in succession in which the node got no authority, at most maxTerms. Each
-	// manager has more time than the last one, so that where none is of use, the last one gives up whom it does not
-	// hear.
+	// terms is how many terms in succession have ended in which the node got no authority, at most maxTerms. Each
+	// manager has more time than the one before it, so that where no manager reaches most nodes, the last one gives up
+	// those that it does not reach.
 	terms int64
-	// others is when other nodes have told that they get none of the manager of the present term.
+	// others has the times of the last reports that other nodes, which are unserved in the present term, have sent to
+	// this node.
 	others map[Incarnation]int64
 }
 
 const (
 	maxTerms = 3
-	// maxTold is how many nodes an unserved node tells, the same ones as all others. All nodes together send to each of
-	// them as much as they send to a manager. One of them has to be unserved, too, to hear the others and to be heard
-	// by them. So they are drawn by the term: nodes that are cut off together are neighbours in the view most likely,
-	// as they are in a rack. Of more than half of the nodes, 2^-16 is the chance that none is drawn.
+	// maxTold is to how many nodes an unserved node reports, besides the manager. All unserved nodes choose the same
+	// ones, so that each of these gets as many reports as a manager. At least one of the chosen nodes has to be
+	// unserved, too, and to reach the others. So they are drawn by the term: nodes that are cut off together are often
+	// neighbours in the view, as they are in a rack. If more than half of the nodes are unserved, the probability that
+	// no chosen node is unserved is below 2^-16.
 	maxTold = 16
 )
 
-// follow begins a term. grantedNS is when the last report was sent that was answered with authority.
+// follow begins a term. grantedNS is when the last report that was answered with authority was sent.
 func (u *unserved) follow(now, grantedNS int64) {
 	if u.termNS != 0 && grantedNS < u.termNS {
 		u.terms = min(u.terms+1, maxTerms)
@@ -47,7 +51,7 @@ func (u *unserved) follow(now, grantedNS int64) {
 	clear(u.others)
 }
 
-// unservedNS is for how long the node has got no authority although the manager has written its stamp all the time.
+// unservedNS is for how long the node has been unserved; 0: it is not, or the manager does not stamp.
 func (n *Node) unservedNS() int64 {
 	e, u := &n.etcd, &n.unserved
 	if n.lead != nil || n.problem != nil || e.manager == nil || e.manager.term != n.term || !e.synced ||
@@ -57,7 +61,7 @@ func (n *Node) unservedNS() int64 {
 	return n.now - max(n.granted, n.attentive, u.termNS, u.admittedNS, e.signsNS)
 }
 
-// tellOthers sends a report to other nodes than the manager. It promises them nothing more.
+// tellOthers sends a report to other nodes than the manager. It contains no further promise.
 func (n *Node) tellOthers(r *Report, out *Actions) {
 	for _, inc := range n.told() {
 		if address := n.etcd.addresses[inc]; address != "" && inc != n.cfg.Incarnation {
@@ -66,7 +70,7 @@ func (n *Node) tellOthers(r *Report, out *Actions) {
 	}
 }
 
-// told returns the processes that unserved nodes tell: those of all nodes but the manager, or maxTold of them.
+// told returns the processes to which unserved nodes report: those of all nodes but the manager, or maxTold of them.
 func (n *Node) told() []Incarnation {
 	all := slices.DeleteFunc(slices.Clone(n.newest.Admitted), func(i Incarnation) bool {
 		return i == 0 || i == n.manager.Incarnation
@@ -86,19 +90,19 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// overheard takes a report that is for the manager, which this node is not.
+// overheard handles a report to this node while it is not the manager: the sender is unserved.
 func (n *Node) overheard(r *Report) {
 	if r.Term == n.term && n.newest != nil && n.newest.admits(r.Incarnation) {
 		n.unserved.others[r.Incarnation] = n.now
 	}
 }
 
-// outvoted reports whether the node is to take over from a manager that stamps: it and others that it hears are most of
-// the admitted nodes, and get no authority.
+// outvoted reports whether the node is to take over from a manager that stamps: it is unserved, and with the others
+// that have reported to it that they are, it has the majority of the admitted nodes.
 func (n *Node) outvoted() bool {
 	terms := n.unserved.terms
 	if n.granted >= n.unserved.termNS {
-		terms = 0 // this manager was of use
+		terms = 0 // this manager has granted authority
 	}
 	if n.unservedNS() < n.t.replace*(1+terms) {
 		return false

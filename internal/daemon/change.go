@@ -14,7 +14,8 @@ import (
 // others wait, and say for what.
 type change struct {
 	mu sync.Mutex
-	// what is empty if there is none. done of bytes are erased, or emptied, as doing says, if there is something.
+	// what names the change; empty: there is none. doing is its present work, such as erasing, and done and bytes are
+	// the progress of that; bytes 0: it is not known.
 	what, doing string
 	began       time.Time
 	done, bytes units.Bytes

@@ -34,9 +34,10 @@ const clusterComponent = "cluster"
 
 // The times of a node that joins and leaves its cluster.
 const (
-	// lookAgain is the time between two looks for the records of the cluster, or attempts to begin the membership.
+	// lookAgain is the time between two attempts to read the records of the cluster, or to begin the membership.
 	lookAgain = 500 * time.Millisecond
-	// etcdStop is what is left for the server of etcd at the end of a stop. It is killed then, which it survives.
+	// etcdStop is the time that the server of etcd gets at the end of a stop. After that it is killed; its data are
+	// safe.
 	etcdStop = 300 * time.Millisecond
 )
 
@@ -83,7 +84,7 @@ type clusterMember struct {
 	valueBytes int
 	// problem is why the membership has not begun.
 	problem error
-	// few is for problems, of which each look may find another one.
+	// few is a logger with a limited rate, for problems that may change at each attempt.
 	few *slog.Logger
 	// refused are partitions that the cluster cannot have, and why.
 	refused map[uuid.UUID]error

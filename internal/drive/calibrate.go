@@ -21,7 +21,7 @@ const (
 	// calibrationData is how many bytes must have been written to the drive, unless it is smaller. Less than that may
 	// be read from a cache of the drive or of the host.
 	calibrationData = 64 << 20
-	// calibrationErrors reads may fail, and one in a hundred.
+	// A calibration tolerates calibrationErrors failed reads, and one in a hundred more.
 	calibrationErrors = 4
 	// calibrationExtents bounds the search for written data.
 	calibrationExtents = 4096

@@ -39,7 +39,7 @@ const (
 	stateQueued   // waits for the pipeline, for memory, a scratch buffer or a claim: Abort takes it out
 	stateRunning  // a composed operation with a request at the device, or about to be: Abort ends it after that request
 	stateAborted  // Done with ErrAborted will follow
-	stateAdmitted // takes its course: data moves, or the device works; also when it is Done
+	stateAdmitted // runs to completion: data moves, or the device works; also when it is Done
 )
 
 // IO is one request to an SSD. Its submitter allocates it once (see Init) and

@@ -54,7 +54,7 @@ func (d *Drive) AbortStale() {
 
 // Abort takes io out if it waits: for the pipeline, for memory, for a range that a compare-and-write has claimed. A
 // composed operation is taken out also while a device request of it is under way; it ends with that request, and no
-// other follows. If Abort returns true the IO is Done with ErrAborted, soon. Otherwise it takes its course. From any
+// other follows. If Abort returns true the IO is Done with ErrAborted, soon. Otherwise it runs to completion. From any
 // goroutine, also with locks held that Sinks take.
 func (d *Drive) Abort(io *IO) bool {
 	invariants.Check(!io.Unabortable, "drive: Abort of an IO that was submitted as unabortable")

@@ -36,8 +36,8 @@ type Choice uint8
 // Values of Choice.
 const (
 	// MostFree is the one with the greatest part of its credit left, or without credits the one with fewest requests
-	// outstanding. LEED takes the one with most tokens left. If credits differ and are not used up, that is the same
-	// one for all hosts.
+	// outstanding. LEED takes the one with most tokens left. With unequal credits that are not exhausted, that rule
+	// sends all hosts to the same target.
 	MostFree Choice = iota
 	// InTurn is each in turn: what MostFree is compared with.
 	InTurn

@@ -8,10 +8,10 @@ import (
 	"jbofd/internal/units"
 )
 
-// An audit looks at every segment once, in the order of their numbers, while requests are served. It says what is lost,
-// and counts what is live in the chunks that compaction has left as damaged, because live bytes stay counted there of
-// which nothing is known: of segments and values that were lost, and of values whose keys were. A chunk to which
-// nothing refers any more is free then.
+// An audit reads every segment once, in the order of their numbers, while requests are served. It reports lost data,
+// and counts the live bytes in the chunks that compaction has left as damaged. Such a chunk still counts live bytes
+// that no segment refers to: those of segments and values that were lost, and of values whose keys were. A chunk to
+// which no segment refers is freed.
 //
 // The count is exact although segments change meanwhile: nothing is added to a chunk that is sealed or damaged, what
 // dies after its segment was counted is subtracted from the count as well, and so are keys that move to a segment that
@@ -98,7 +98,7 @@ func (s *Store) Audit(repair bool) bool {
 	switch {
 	case s.stopping || a.Running && a.ofOperator:
 		return false
-	case a.Running: // the store's own comes to its end before
+	case a.Running: // the audit that the store began itself ends first
 		a.ofOperator, a.next.wanted, a.next.repair = true, true, repair
 		return true
 	}

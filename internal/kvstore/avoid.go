@@ -16,7 +16,7 @@ const (
 	maxFailed  = 5
 	patienceNS = 3e9
 	// lastChoiceNS is the time between two tries from then on, and when all chunks that are worth emptying are avoided.
-	// So long Puts may still be refused after the drive is back.
+	// For that long Puts may be refused after the drive works again.
 	lastChoiceNS = 1e9
 	// maxAwaited is after how many tries writes no longer wait for the next try of a damaged chunk.
 	maxAwaited = 5
@@ -35,7 +35,7 @@ type avoided struct {
 	// Damaged. It is tried again when there is no other to choose, because the drive may be able to read it by then:
 	// from dueNS on, or lastChoiceNS after the last failure if something waits for space.
 	damaged bool
-	// reported: what is lost of it was, when it was damaged first.
+	// reported: its losses were reported when it was first found damaged.
 	reported bool
 }
 

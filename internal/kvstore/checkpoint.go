@@ -29,7 +29,7 @@ const (
 	idleNS          = 1e9
 	longIdleNS      = 60e9
 	idleBytesPerSec = 1 << 20
-	// cheapPart is which part a checkpoint may be of the key log since the last one.
+	// A checkpoint is cheap if it is at most 1/cheapPart of the key log that was written since the last one.
 	cheapPart = 8
 	// headParts is how much key log is written between checkpoints, in lengths of the part of an increment that does
 	// not depend on what has changed. So opening reads a few hundred megabytes of the key log at 4 TiB.

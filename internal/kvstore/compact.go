@@ -47,9 +47,8 @@ type compactState struct {
 	// futile counts chunks in a row that were emptied without an increase of the headroom beyond most, the greatest
 	// since the count began, less what requests have written since. After maxFutile of them compaction pauses until
 	// there is more headroom, or until requests have made an eighth of a chunk obsolete: killed is how much they had at
-	// the beginning of the pause. As long as nothing dies, there is nothing to win, however long it takes. disturbed:
-	// the drive has failed writes meanwhile, which take room for nothing. Then the count begins anew when it fails no
-	// more.
+	// the beginning of the pause. Compaction can win space only when records become obsolete. disturbed: the drive has
+	// failed writes meanwhile, which have used space. Then the count begins anew when writes succeed again.
 	futile       int
 	most, killed int64
 	disturbed    bool
@@ -368,7 +367,7 @@ func (s *Store) victimDone(sl *slot) {
 		s.pool.SetDamaged(sl.Chunk)
 		s.bad.damaged = true
 		if sl.Unreadable > 0 && !s.avoidDamaged(sl.Chunk) {
-			return // what is lost was reported the first time
+			return // its losses were reported the first time
 		}
 		s.audit.wanted, s.audit.hoards = true, true
 		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})

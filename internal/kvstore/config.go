@@ -60,7 +60,7 @@ type Config struct {
 	// ChunkBytes is the size of a chunk; 0: 2 MiB, or 4 MiB for partitions of more than 4 GiB.
 	ChunkBytes int64
 
-	// many is from how many chunks on those that are opened are listed; 0: manyChunks.
+	// many: from this number of chunks on, the opened ones are listed in the Openings; 0: manyChunks.
 	many int
 	// longBytes is the average length of the records of segments at which the table grows although it has enough for
 	// its objects: twice that of KeysPerSegment of the longest objects.

@@ -72,10 +72,10 @@ func (s *Store) NoteVersion(version uint64) { s.clock = max(s.clock, version) }
 // maxWallBehind is by how many seconds the clock may be behind what it was without the store following it.
 const maxWallBehind = 86400
 
-// SetWall tells the store the time in unix seconds, for each Turn, and for Submit if that comes first. The store takes
-// no time that is earlier than the last one by a day or less, so that nothing exists again that has expired. A clock
-// that is set back by more was wrong before: if the store did not follow it, what hosts store for an hour would not
-// exist at all until the clock is there again.
+// SetWall sets the time of day in unix seconds, for each Turn, and for Submit if that comes first. The store ignores a
+// time that is earlier than the last one by a day or less, so that no object that has expired exists again. If the
+// clock is set back by more, the earlier time is assumed to have been wrong: if the store did not follow, objects that
+// hosts store for an hour would not exist at all until the clock reaches that time again.
 func (s *Store) SetWall(unix uint32) {
 	if unix > s.wall || s.wall-unix > maxWallBehind {
 		s.wall = unix

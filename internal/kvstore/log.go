@@ -49,8 +49,8 @@ type group struct {
 	used     int
 	openedNS int64
 	chunk    format.ChunkNumber
-	// pays pays for the write: the payer of the first record. In the long run a tenant is first as often as it has
-	// records.
+	// pays is charged for the write: the payer of the group's first record. In the long run a tenant is first in
+	// proportion to its records.
 	pays payer
 	// version is the first version in a group of the key log that is being written, otherwise 0.
 	version uint64

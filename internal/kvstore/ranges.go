@@ -53,7 +53,7 @@ func (s *Store) submitRange(r *Request) bool {
 }
 
 // EndEarly makes a request for a range end as soon as it can. A Scan, CopyOut, Count or Digest ends with what it has
-// found until then, and a CopyIn with Aborted, unless it is done; a Drop takes its course.
+// found until then, and a CopyIn with Aborted, unless it is done; a Drop runs to completion.
 func (s *Store) EndEarly(tag uint64) {
 	s.reads.EndEarly(tag)
 	for i := range s.copyIns {

@@ -12,15 +12,15 @@ const (
 	requestEnding  // the store has it, and is to end it early
 )
 
-// Abort takes r out of its partition if the store does not have it yet; then it ends with kvstore.Aborted, soon. It
-// reports whether that succeeded: otherwise the Request takes its course, but for one for a range, which the store ends
-// as soon as it can (kvstore.Store.EndEarly). From any goroutine, also with locks held that Sinks take.
+// Abort removes r from its partition if the store does not have it yet; then it ends with kvstore.Aborted, soon. It
+// reports whether that succeeded: otherwise the Request runs to completion, but for one for a range, which the store
+// ends as soon as it can (kvstore.Store.EndEarly). From any goroutine, also with locks held that Sinks take.
 func (r *Request) Abort() bool {
 	aborted := r.state.CompareAndSwap(requestQueued, requestAborted)
 	if !aborted && !r.state.CompareAndSwap(requestRanged, requestEnding) {
 		return false
 	}
-	p := r.partition            // r is its until the turn that ends r
+	p := r.partition            // r belongs to it until the turn that ends r
 	if !p.aborting.Swap(true) { // else a turn is coming that finds this one too
 		p.driver.RunLater()
 	}

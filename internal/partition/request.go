@@ -56,9 +56,9 @@ type Request struct {
 	// Credited: the host keeps to the tenant's credit, for which the Request counts as Units of 4 KiB.
 	Credited bool
 	Units    int
-	// Pass says in whose name the Request is made. If it is stale when the store could take the Request, the store
-	// does not get it and it ends with kvstore.Aborted, as it does when the partition is closed. A Request that the
-	// store has takes its course.
+	// Pass says in whose name the Request is made. If it is stale when the store could take the Request, the store does
+	// not get it and it ends with kvstore.Aborted, as it does when the partition is closed. A Request that the store
+	// has runs to completion.
 	Pass fence.Pass
 	// Extent is the right of the namespace to the partition's extent; it works as Pass does.
 	Extent fence.Pass

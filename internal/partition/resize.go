@@ -111,7 +111,7 @@ func (p *Partition) beginResize(o ResizeOptions) (ended <-chan struct{}, err err
 	}
 	err = p.store.Resize(kvstore.ResizeOptions{PartitionBytes: o.PartitionBytes, ExtentBytes: o.ExtentBytes,
 		SegTbl: table[:n]})
-	// The memory that the store had may be gone.
+	// The store must accept: moveSegTbl may have unmapped the memory of the table that it has.
 	invariants.Check(err == nil, "partition: a resize was refused that had been checked")
 	done := make(chan struct{})
 	p.resized = done

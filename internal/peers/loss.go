@@ -8,11 +8,12 @@ import (
 	"jbofd/client"
 )
 
-// Loss says for how long a node has been out of reach when it is called disconnected.
+// Loss bounds for how long a node has been out of reach when Disconnected is called. Invariant: Certain <= Silent.
 type Loss struct {
-	// Silent is for how long at most: a command has had no answer for that long, and no other one has had one.
+	// Silent is the longest that this can be: the node has answered no command for at most that long.
 	Silent time.Duration
-	// Certain is for how long at least, and not longer than Silent: before that, the node may have been alive.
+	// Certain is the shortest: for that long the node has certainly answered nothing; before that it may have been
+	// alive.
 	Certain time.Duration
 }
 
@@ -20,12 +21,13 @@ type Loss struct {
 //
 // A Keep Alive that got no answer at all was sent KATO ago, and the last answer may be half of that older.
 //
-// Otherwise the node has ended the connection: because its process has ended just now, or because it has not heard this
-// one for KATO, and the other direction works. The silence is then as long as commands have waited, also a Forward,
-// which a node that is alive may keep. A Keep Alive is answered by each node that is alive.
+// Otherwise the node has ended the connection: because its process has ended just now, or because it has received
+// nothing of this one for KATO, and the other direction works. Silent is then as long as a command has waited, also a
+// Forward, which a node that is alive may leave unanswered. Certain counts only Keep Alives, which each node that is
+// alive answers.
 func (n *node) loss(a *association, err error) Loss {
 	if errors.Is(err, errUnanswered) {
-		return Loss{} // it answers others
+		return Loss{} // it answers other commands
 	}
 	now, kato := n.queues[0].driver.Now(), n.p.cfg.KATO
 	heard := time.Duration(now - n.heardNS.Load())
@@ -37,7 +39,7 @@ func (n *node) loss(a *association, err error) Loss {
 }
 
 // waited returns for how long commands had waited for answers when the connection ended; 0: none did. It may be longer
-// than any of them has waited, but then an answer to another one has come meanwhile.
+// than any of them has waited, but then another command was answered meanwhile (heardNS).
 func (n *node) waited(now int64) (d time.Duration) {
 	for i := range n.queues {
 		q := &n.queues[i]
@@ -67,7 +69,7 @@ func (n *node) disconnected(l Loss) {
 	}
 }
 
-// retire ends the node, which tells nothing any more when it returns.
+// retire ends the node. When it returns, Connected and Disconnected are not called for the node any more.
 func (n *node) retire() {
 	n.cancel()
 	n.telling.Lock()

@@ -11,7 +11,7 @@
 //
 // Each node has one association with three kinds of I/O queues. A Forward may stay unanswered until its write is
 // committed. What else there is must not wait behind it: a Ship is answered by a node that waits for nobody, and a
-// member that is filled must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
+// filling member must not hold up writes. So there is no cycle of nodes that wait for each other's queues.
 //
 // For the same reason Forwards that are kept must not take all places of their queue. Each range may keep at least one,
 // of those that this node sends to the other. So there are as many queues for writes as their number calls for, up to
@@ -57,9 +57,9 @@ type Command struct {
 	To view.PartitionID
 	// SQE lacks NSID, CID, PSDT and SGL.
 	SQE nvme.SQE
-	// Data is what is transferred, in the direction of the opcode; nil: nothing.
+	// Data is transferred in the direction of the opcode; may be nil.
 	Data []byte
-	// Sink is told of the end. Tag is for the Sink.
+	// Sink gets the Command back when it has ended. Tag is for the Sink.
 	Sink Sink
 	Tag  uint32
 
@@ -123,16 +123,18 @@ type Config struct {
 	// QueueDepth is how many commands may be outstanding in each of a node's queues, 1 to 1024; the node may allow
 	// fewer. More wait in order, and Forwards already when they have three quarters. Default 128.
 	QueueDepth int
-	// Timeout is how long a command other than a Forward may remain unanswered before the connection is given up, and
-	// a full queue without any completion. For a Ship, Compare or Fetch it is eight times as long, because these may
-	// wait for a drive, until the node gives them up. It also bounds each attempt to connect. Default 5 s.
+	// Timeout: a connection is closed if a command other than a Forward gets no answer for Timeout, or if a full queue
+	// gets no completion for Timeout. That is checked four times per Timeout, so that it may be a quarter later. For a
+	// Ship, Compare or Fetch it is eight times as long, because these may wait for a drive, until the node answers them
+	// without data. It also bounds each attempt to connect. Default 5 s.
 	Timeout time.Duration
-	// KATO is the keep-alive timeout: a node that is silent is given up within 1.5 times as long. Default 2 s.
+	// KATO is the keep-alive timeout: the connection to a node that answers nothing is closed within 1.5 times as long.
+	// Default 2 s.
 	KATO time.Duration
 	// MinPause and MaxPause bound the pause between attempts to connect: it doubles each time, and is shortened by up
 	// to a half at random. Defaults 100 ms and 2 s.
 	MinPause, MaxPause time.Duration
-	// Hold is for how long a node is left alone when three connections in a row, each within half a minute, have ended
+	// Hold is for how long no connection to a node is made after three in a row have ended, each within half a minute,
 	// because a command that waits for no drive got no answer. It doubles with each further one, up to ten minutes, and
 	// ends when a view admits another process of the node. Default 30 s.
 	Hold time.Duration
@@ -164,7 +166,7 @@ type Peers struct {
 	nodes map[string]*node
 	// view is that of the last SetView; nil: none.
 	view *cluster.Map
-	// unknown are nodes of views that the configuration does not have; each is logged once.
+	// unknown has the nodes of views that are not in the configuration; each is logged once.
 	unknown map[string]bool
 	closed  bool
 }
@@ -176,7 +178,7 @@ type target struct {
 	// nsid is its namespace in the present connection; 0: not known. The node's goroutine and SetView set it; whoever
 	// finds that it does not exist clears it.
 	nsid atomic.Uint32
-	// ships and fills are what it has in the queues for these, with ownership of each.
+	// ships and fills are its shares of the queues for these, each owned by the owner of the queue.
 	ships, fills held
 }
 

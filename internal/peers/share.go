@@ -1,21 +1,22 @@
 package peers
 
-// Shares of partitions in the queues of what waits for drives: Ships in one, Compares and Fetches in the other.
+// Shares of partitions in the queues of commands that wait for drives: Ships in one, Compares and Fetches in the other.
 //
-// All partitions of a node have a queue in common. If the drive of one is slow its commands stay there for seconds, and
-// must not take all places. So a quarter of them is for partitions that have less than a quarter: one alone may have
-// three quarters, and what it has beyond that waits in its target, in order, while others pass.
+// All partitions of a node share these queues. If the drive of one is slow, its commands stay there for seconds, and
+// must not take all slots. So a quarter of the slots is for partitions that have less than a quarter: one alone may
+// have three quarters, and its further commands wait in its target (held), in order, while those of others overtake
+// them.
 
 // forDrives reports whether the queue has commands that wait for a drive.
 func (q *queue) forDrives() bool { return q == &q.node.queues[ships] || q == &q.node.queues[fills] }
 
-// held is what a target has in a queue for drives: how many commands were sent, and those that wait.
+// held is the share of a target in a queue for drives: how many commands were sent, and those that wait for a slot.
 type held struct {
 	sent    int
 	waiting fifo
 }
 
-// heldOf returns what a target has in the queue, which is one for drives.
+// heldOf returns the share of a target in the queue, which is one for drives.
 func (q *queue) heldOf(t *target) *held {
 	if q == &q.node.queues[ships] {
 		return &t.ships
@@ -30,7 +31,7 @@ func (q *queue) count(c *Command, n int) { // hot: 0 allocs
 	}
 }
 
-// nextForDrives takes the next command to send; nil: there is none that has a place. There are free ones.
+// nextForDrives takes the next command to send; nil: none may take a slot. There must be a free slot.
 func (q *queue) nextForDrives() *Command { // hot: 0 allocs
 	quarter := len(q.sent) / 4
 	some := len(q.free) > quarter
@@ -60,7 +61,7 @@ func (q *queue) nextForDrives() *Command { // hot: 0 allocs
 	return nil
 }
 
-// unhold loses what waits in targets.
+// unhold ends all commands that wait in targets, as lost.
 func (q *queue) unhold() {
 	for _, t := range q.held {
 		h := q.heldOf(t)

@@ -7,10 +7,10 @@ import (
 
 // Batches are the buffers for batches of passes, which the replicas of one partition share.
 //
-// They also set the pace of the passes. A buffer has a batch from when it is asked for until it is stored, which takes
-// the longer the more the drives of both members have to do. Then the buffer rests in proportion to that, except for
-// passes that need not spare the clients. So a pass takes a fixed part of the time whatever a drive can do, leaves the
-// more to the clients the busier the drives are, and is fast where nobody else wants anything.
+// They also set the pace of the passes. A buffer has a batch from when the batch is asked for until it is stored, which
+// takes longer if the drives of both members are busier. Then the buffer rests in proportion to that, except for passes
+// that need not spare the clients. So a pass uses a fixed share of the time whatever a drive can do: it slows down as
+// the drives get busier, and is fast on idle drives.
 type Batches struct {
 	// bytes is the length of each. outs are for batches that are copied out, fetched for those that are fetched.
 	bytes         int

@@ -34,7 +34,7 @@ func (r *Replica) Write(w *Write) {
 	r.begin()
 	c := client{tag: w.Tag, cond: w.Condition, version: w.Version}
 	if c.idle = w.Op == kvstore.Delete && w.Condition == kvstore.Always && r.port.Replica().Full(); c.idle {
-		c.cond = kvstore.IfPresent // what deletes nothing leaves no tombstone, nor takes a place in the order
+		c.cond = kvstore.IfPresent // a Delete of an absent key leaves no tombstone, and gets no seq
 	}
 	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq}, Expires: w.Expires,
 		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: c.cond != kvstore.Always,

@@ -24,8 +24,8 @@ type revival struct {
 }
 
 const (
-	// reviveNS is the time from the damage to the first write that is tried, and between those that fail. It doubles
-	// with each setback, mostSetbacks times. A damage is one if the last one was no longer than setbackNS ago.
+	// reviveNS is the time from the damage to the first trial write, and between those that fail. It doubles with each
+	// setback, mostSetbacks times. A damage counts as a setback if the previous one was at most setbackNS ago.
 	reviveNS     = 1e9
 	mostSetbacks = 6
 	setbackNS    = 600e9
@@ -70,8 +70,8 @@ func (r *Replica) continueRevival(out *Actions) {
 			o.key.Len = 16
 			found = r.position(o.key.Bytes[:])>>(r.cfg.Bits-1)>>1 == r.cfg.First>>(r.cfg.Bits-1)>>1
 		}
-		// The tombstone has expired already, so that it is never seen, nor has an effect. Whoever has such a key after
-		// all keeps it, because no version of an object is lower.
+		// The tombstone has expired already, so that it is never seen, nor has an effect. If a client does use such a
+		// key, its object is kept, because no version of an object is lower.
 		o.req.Op, o.req.Key = kvstore.Delete, o.key.Bytes[:]
 		o.req.Given, o.req.Tombstone, o.req.Expires = 1, true, 1
 	}

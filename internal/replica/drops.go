@@ -110,7 +110,7 @@ type lookThrough struct {
 	// nothing. drop: the Request is a Drop.
 	number                     int
 	running, asked, void, drop bool
-	// losses: it is looked for losses alone, because the Drop of the range is not over.
+	// losses: it searches for losses alone, because the Drop of the range is not over.
 	losses bool
 	settlement
 	// from is where the next Request begins, key its key.
@@ -125,10 +125,11 @@ const (
 	mostDropping = 16
 	// pauseNS is the time between two ranges: there may be tens of thousands that have nothing.
 	pauseNS = 5e6
-	// pollDropsNS is how often is looked for the end of Drops, pollWantedNS how often if a chain waits for it.
+	// pollDropsNS is the interval at which the store is asked whether Drops have ended, pollWantedNS that if a chain
+	// waits for one.
 	pollDropsNS, pollWantedNS = 1e9, 20e6
-	// retryDropNS is when a range is looked through again that could not be, or that has something left; it grows up to
-	// retryDropMostNS.
+	// retryDropNS is the delay before a range is searched again if that has failed, or if it has objects left; it grows
+	// up to retryDropMostNS.
 	retryDropNS, retryDropMostNS = 1e9, 600e9
 	lookBytes                    = 64 << 10
 )
@@ -233,7 +234,7 @@ func (d *Drops) Looked(now int64, number int, dropping bool, out *DropActions) {
 	switch s := r.Standing; {
 	case s.Member:
 		out.Free = append(out.Free, number)
-	case s.Full: // it is looked whether all is gone
+	case s.Full: // check that no object is left
 		r.state, r.dueNS = rangeLeft, now+d.backoff(r)
 		d.lookAt(r.dueNS)
 	}

@@ -44,8 +44,7 @@ const (
 	lossesInTurn = 64
 )
 
-// Found notes that something is lost at the positions from one to another one of a range: a value, or what there is of
-// a segment.
+// Found notes that data are lost at positions position through last of range number: a value, or the keys of a segment.
 func (l *Losses) Found(number int, position, last uint64, now int64) {
 	for i := range l.all {
 		if e := &l.all[i]; e.position == position && e.number == number {
@@ -174,7 +173,7 @@ type lossLook struct {
 // lossLookBytes is for what the store returns of a segment. Of a value it may be as long as the longest one.
 const lossLookBytes = 64 << 10
 
-// beginLook looks in the store whether a loss is one still.
+// beginLook asks the store whether the data of a loss are still unreadable.
 func (l *Losses) beginLook(e *loss) LossStep {
 	if l.look.running {
 		return LossBusy
@@ -200,8 +199,8 @@ func (l *Losses) Ask(q *kvstore.Request) bool {
 	return true
 }
 
-// Looked takes the store's Reply. A loss that is none any more is forgotten. Another one is looked at again when it is
-// due.
+// Looked handles the store's Reply. A loss whose data can be read again is removed. Others are checked again when they
+// are due.
 func (l *Losses) Looked(p *kvstore.Reply) {
 	k := &l.look
 	k.asked = false

@@ -7,14 +7,14 @@ import (
 	"jbofd/internal/invariants"
 )
 
-// Memory is the memory for the values of the replicas of one partition: a region for each place in a chain, counted
-// from its end. What the last one of a chain holds is released by its own store, what the one before it holds by that
-// and the last one, and so on. If replicas in different places shared a region, chains that go around could wait for
-// each other's memory for ever.
+// Memory is the memory for the values of the replicas of one partition: a region for each distance from the end of a
+// chain. The last member of a chain frees a value when its own store has it; each member upstream also waits for all
+// members downstream. If replicas at different distances shared a region, chains in a cycle could wait for each other's
+// memory for ever.
 //
 // A region is divided into blocks by halving (a buddy allocator), so that a block is found, and joined with its
-// neighbour again, in a few steps. What a value does not need of its block is given back at once, in blocks of its own:
-// with the header in front of it, a value of 4096 bytes would otherwise take 8192.
+// neighbour again, in a few steps. The unused rest of a value's block is freed at once, as blocks of its own: with the
+// header in front of it, a value of 4096 bytes would otherwise take 8192.
 type Memory struct{ regions []region }
 
 // unitBytes is the length of the shortest block.

@@ -76,9 +76,10 @@ func lossOf(b nvme.KVRange) uint64 {
 	return to.Position
 }
 
-// answerCopies answers those CopyOuts of which all is committed, or that have waited for that for too long. They stay
-// in their order. What is not committed comes to the other member by Forwards, which it has to have in a window: it
-// would show it to readers otherwise, and all who have it may be lost.
+// answerCopies answers those CopyOuts whose objects are all committed, and those that have waited for that for too
+// long. The others stay in their order. Uncommitted writes must reach the other member as Forwards, so that it knows
+// that they are uncommitted. In a batch they would look committed to its readers, although all members that have them
+// may be lost.
 func (r *Replica) answerCopies() {
 	for n := r.uncommitted.N; n > 0; n-- {
 		i := r.ops.Links.Pop(&r.uncommitted)

@@ -55,7 +55,7 @@ type Replica struct {
 	*work
 	now  int64
 	wall uint32
-	// place is that of the replica, counted from the end of its chain. tooFull: its partition has no room for copies.
+	// place is the number of members downstream of the replica. tooFull: its partition has no room for copies.
 	place   int
 	tooFull bool
 
@@ -119,8 +119,8 @@ type value struct {
 
 const (
 	noBuffer = -1
-	// retryNS is when the store is asked again that lacked memory, and what was lost is sent again; retryFullNS when it
-	// is asked again that lacked room.
+	// retryNS is the delay before a store request that failed for lack of memory, or a message that was lost, is
+	// repeated; retryFullNS that before a store request that failed for lack of room is.
 	retryNS     = 10e6
 	retryFullNS = 100e6
 )
@@ -224,15 +224,15 @@ func (r *Replica) Yields() bool { return r.port.Replica().Yields() }
 // Yielded reports whether they are, and no other ones are under way.
 func (r *Replica) Yielded() bool { return r.port.Replica().Yielded() }
 
-// SetFull says whether the partition is nearly full: then the ChainHead refuses Puts of clients. A replica behind it
-// takes all that have begun, so that its partition needs some room then. tooFull: there is room for them alone, and
-// none for copies while the replica is filled.
+// SetFull sets whether the partition is nearly full: then the ChainHead refuses Puts of clients. A replica downstream
+// of it stores all writes that have begun, so that its partition needs some room then. tooFull: there is room for these
+// writes alone, and none for copies.
 func (r *Replica) SetFull(full, tooFull bool) {
 	r.tooFull = tooFull
 	r.port.Replica().SetFull(full, tooFull)
 }
 
-// Adopt adopts a view. place is the number of members behind the replica.
+// Adopt adopts a view. place is the number of members downstream of the replica.
 func (r *Replica) Adopt(role crrs.Role, place int) {
 	if role.Epoch > r.port.Replica().Role().Epoch {
 		r.place = place

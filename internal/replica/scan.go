@@ -49,7 +49,7 @@ func (r *Replica) scanned(i int32, p *kvstore.Reply) {
 	case kvstore.OK:
 		st = crrs.Done
 	case kvstore.Corrupt, kvstore.DeviceError:
-		if p.ValueLen >= nvme.KVRangeHeaderBytes { // otherwise the store has failed, and tells that to a Write
+		if p.ValueLen >= nvme.KVRangeHeaderBytes { // otherwise the store has failed; the next write reports that
 			st = crrs.Done
 			r.port.Replica().Repair(lossOf(nvme.KVRange(r.ops.At(i).op.Value[:p.ValueLen])), &r.acts)
 		}

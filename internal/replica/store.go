@@ -140,7 +140,7 @@ func (r *Replica) Stored(p *kvstore.Reply) {
 // decides reports whether the store decides whether a write is done.
 func (o *storeOp) decides() bool { return o.op.Conditional || o.op.Retry }
 
-// tryLater lets a request be made again after some time, or before.
+// tryLater has a request made again in after ns, or sooner.
 func (r *Replica) tryLater(i int32, after int64) {
 	if r.later.N == 0 || r.now+after < r.laterNS {
 		r.laterNS = r.now + after
@@ -297,7 +297,7 @@ func (r *Replica) ranged(i int32, p *kvstore.Reply) {
 		r.tryLater(i, retryNS)
 		return
 	case p.Status == kvstore.CapacityExceeded && o.ranged.Kind == crrs.CopyIn && !o.ranged.Repairs():
-		st = crrs.GivenUp // the member is filled when there is room
+		st = crrs.GivenUp // filling continues when there is room
 	case p.Status == kvstore.CapacityExceeded:
 		r.tryLater(i, retryFullNS)
 		return

@@ -5,44 +5,47 @@ import (
 	"jbofd/internal/peers"
 )
 
-// cuts is what Replicas know of nodes that are out of reach although the manager hears them: the connection between two
-// nodes is cut, and both are alive (a partial network partition; here a partition is one of keys). No view ends that by
-// itself, and writes would wait for as long as it lasts.
+// cuts has the nodes that are out of reach of this one although the manager admits them: the connection between two
+// nodes is cut, and both are alive (a partial network partition; elsewhere here a partition is a store). No view ends
+// that by itself, and writes would wait for as long as it lasts. The rules are:
 //
-//   - A member that serves, and whose successor serves and is out of reach, gives its membership up: it answers no
-//     reads any more, and reports that its data are incomplete. Then the chain goes on without it, and it is filled
-//     behind the ChainTail, where it has another neighbour. It is always the predecessor, so that one of both stays.
-//     A neighbour has the patience from when it became one: a connection to it may be made again only then.
+//   - A serving member whose successor serves and is out of reach gives its membership up: it answers no reads any
+//     more, and reports that its data are incomplete. Then the next view continues the chain without it, and it is
+//     filled downstream of the ChainTail, where it has another neighbour. It is always the predecessor, so that one of
+//     both stays. The patience with a neighbour begins when it becomes one, because only then a connection to it may
+//     be made.
 //   - A member that serves beside several others, and reaches none of them, gives its membership up wherever it is, a
-//     little sooner: otherwise those in front of it would, although they reach each other.
-//   - A member that waits for being filled, or is filled, while the ChainTail is out of reach, reports that it cannot
-//     be filled. It is not in the chain then, which would wait for it. That is as soon as the second rule, so that a
-//     node which follows that one is not filled at once.
+//     little sooner: otherwise the members upstream of it would give up theirs, although they reach each other.
+//   - A member that waits to be filled, or is being filled, while the ChainTail is out of reach, reports that it
+//     cannot be filled. Then it is not in the chain, which would wait for it. That is as soon as the second rule, so
+//     that a node that has just given up by the second rule is not filled again at once.
 //
-// A last copy has given nothing up: it reports what it has. If a view makes a member one that has, it has all data, and
-// serves again if the view says so.
+// If a view makes a member that has given its membership up a last copy, giving up is void: the member has all
+// acknowledged data, reports that, and may serve again.
 //
-// Two nodes have two connections, as each is a host of the other, and a chain needs both: Forwards go one way, and what
-// was lost is asked for on the other way. So a node is out of reach if one of them is missing. Both nodes see that.
+// Two nodes have two connections, as each is a host of the other, and a chain needs both: Forwards go one way, and
+// requests for lost writes the other way. So a node is out of reach if one of them is missing. Both nodes see that.
 type cuts struct {
 	// lost are the connections that are missing.
 	lost map[connection]loss
 	// cut are those for which most of Config.Patience is over, or all of it.
 	cut map[connection]patience
-	// heldNS is since when there has been authority. Without it this node may be the one that is cut off.
+	// heldNS is since when this node has had authority without a break. Without authority it may be the one that is cut
+	// off.
 	heldNS int64
-	// lookNS is when to look next, resignNS when there may be a membership to give up; 0: never.
+	// lookNS is when the connections are checked next, resignNS when there may be a membership to give up; 0: at no
+	// time.
 	lookNS, resignNS int64
 }
 
-// neighbour is the member before or behind this one in the chain of a range, if it serves, and since when it is that.
-// The zero value is none.
+// neighbour is the Predecessor or the Successor of this partition in the chain of a range, if it serves, and since when
+// it has been that. The zero value: there is none.
 type neighbour struct {
 	partition view.PartitionID
 	sinceNS   int64
 }
 
-// set says that the neighbour is the member at index i of a chain. is: there is one.
+// set sets the neighbour to the member at index i of a chain. is: there is one.
 func (b *neighbour) set(c view.Chain, i int, is bool, clock int64) {
 	switch {
 	case !is:
@@ -59,10 +62,11 @@ type connection struct {
 	host bool
 }
 
-// loss is since when a connection has been missing, by Config.Clock: not before silentNS, and not after certainNS.
+// loss is since when a connection has been missing, in nanoseconds of Config.Clock: not before silentNS, and not after
+// certainNS.
 type loss struct{ silentNS, certainNS int64 }
 
-// patience says how much of it is over.
+// patience tells how much of Config.Patience with a connection is over.
 type patience uint8
 
 // Values of patience. No membership is given up before mostOver: see dueNS.
@@ -71,7 +75,7 @@ const (
 	allOver
 )
 
-// patienceNS is how long it takes until so much of the patience is over.
+// patienceNS is mostOver or allOver as a duration.
 func (g *Replicas) patienceNS(p patience) int64 {
 	if p == mostOver {
 		return int64(g.cfg.Patience) * 3 / 4
@@ -79,12 +83,12 @@ func (g *Replicas) patienceNS(p patience) int64 {
 	return int64(g.cfg.Patience)
 }
 
-// dueNS is when so much of the patience with a connection is over.
+// dueNS is when the part p of the patience with a connection is over, by Config.Clock.
 //
-// All of it begins with the silence, so that writes do not wait for longer than they have to. But a node that has
-// failed must be given up by the manager before others give up memberships for it: they might be all that is left of a
-// chain. It may have been alive until certainNS. So most of the patience begins there, and the rest ends no sooner than
-// an eighth after that.
+// The whole patience is counted from silentNS, so that writes do not wait for longer than they have to. But the manager
+// must give up a node that has failed before others give up memberships because of it: they might be all that is left
+// of a chain. It may have been alive until certainNS. So mostOver is counted from certainNS, and allOver comes at least
+// an eighth of the patience after mostOver.
 func (g *Replicas) dueNS(l loss, p patience) int64 {
 	held := g.cuts.heldNS
 	if g.until <= g.clock {
@@ -97,31 +101,31 @@ func (g *Replicas) dueNS(l loss, p patience) int64 {
 	return due
 }
 
-// linkChange is news of a connection. The zero loss: there is one.
+// linkChange is a change of a connection. With the zero loss it was made, otherwise it was lost.
 type linkChange struct {
 	conn connection
 	loss loss
 }
 
-// NodeReachable says that there is a connection to a node again.
+// NodeReachable notes that there is a connection to a node again.
 func (g *Replicas) NodeReachable(node string) {
 	g.links.Put(linkChange{conn: connection{node: node}})
 	g.driver.RunLater()
 }
 
-// NodeUnreachable says that there is no connection to a node.
+// NodeUnreachable notes that there is no connection to a node.
 func (g *Replicas) NodeUnreachable(node string, l peers.Loss) {
 	g.links.Put(linkChange{connection{node: node}, g.lossOf(l)})
 	g.driver.RunLater()
 }
 
-// HostConnected says that a node has a connection to this one, as its host.
+// HostConnected notes that a node has a connection to this one, as its host.
 func (g *Replicas) HostConnected(node string) {
 	g.links.Put(linkChange{conn: connection{node, true}})
 	g.driver.RunLater()
 }
 
-// HostDisconnected says that it has none.
+// HostDisconnected notes that a node has no connection to this one.
 func (g *Replicas) HostDisconnected(node string) {
 	g.links.Put(linkChange{connection{node, true}, g.lossOf(peers.Loss{})})
 	g.driver.RunLater()
@@ -181,7 +185,7 @@ func (g *Replicas) lookForCuts() {
 	}
 }
 
-// nextNS is when to look next, 0: never.
+// nextNS is when the next check is due; 0: none is.
 func (c *cuts) nextNS() int64 {
 	if c.resignNS != 0 && (c.lookNS == 0 || c.resignNS < c.lookNS) {
 		return c.resignNS
@@ -189,16 +193,16 @@ func (c *cuts) nextNS() int64 {
 	return c.lookNS
 }
 
-// isCut reports whether the node of a partition of the newest view is out of reach, for so much of the patience.
+// isCut reports whether the node of a partition of the newest view is out of reach, and that part of the patience is
+// over.
 func (g *Replicas) isCut(p view.PartitionID, over patience) bool {
 	node := g.newest.Nodes[g.newest.Partitions[p].Node].Name
 	return max(g.cuts.cut[connection{node, false}], g.cuts.cut[connection{node, true}]) >= over
 }
 
 // resign gives up the memberships whose successor is out of reach, and those in which no other member is in reach, and
-// notes when the next one may have to be. With a silent drive it gives up all in which there are others. makeReport
-// calls it, with each new view and when other connections are cut, so that it also notes who the neighbours are, and
-// since when.
+// sets resignNS. If the drive is silent it gives up all memberships in which other members serve. makeReport calls it,
+// with each new view and when other connections are cut. So it also notes the neighbours, and since when they are that.
 func (g *Replicas) resign() {
 	g.cuts.resignNS = 0
 	for number, m := range g.ranges {
@@ -206,8 +210,8 @@ func (g *Replicas) resign() {
 			continue
 		}
 		c := g.newest.Chains[number]
-		// at is the index of this member among those that serve, others how many besides it serve. The chain lists them
-		// first, so that there is one behind this one if at < others.
+		// at is the index of this member among those that serve, others the number of other members that serve. The
+		// chain lists these first, so that there is one after this one if at < others.
 		at, others, reached := -1, 0, 0
 		for i := 0; i < len(c) && c[i].State <= view.Leaving; i++ {
 			switch {
@@ -251,14 +255,14 @@ func (g *Replicas) resign() {
 	}
 }
 
-// giveUp gives up a membership that began at an epoch.
+// giveUp gives up the membership that began at an epoch of the view.
 func (g *Replicas) giveUp(m *member, since view.Epoch) {
 	m.resigned, m.withdrawn = uint64(since), true
 	m.r.Withdraw()
 }
 
-// takeBack takes back what was given up where the newest view has answered that by making the member a last copy: it
-// has taken all writes meanwhile.
+// takeBack takes back memberships that were given up, where the newest view has answered that by making the member a
+// last copy: the member has all writes.
 func (g *Replicas) takeBack() {
 	if g.newest == nil {
 		return

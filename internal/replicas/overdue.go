@@ -8,33 +8,34 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// Commands of other nodes that wait for the drive: Ship, Compare and Fetch. All partitions of a node have their queues
-// in common, so that one whose drive is slow, or silent, must not hold up commands for the others. Each is answered
-// within Config.AnswerWithin, with Namespace Not Ready if the drive has not brought what it asks for by then. What the
-// store was asked for takes its course:
+// Commands of other nodes that wait for the drive: Ship, Compare and Fetch. All partitions of a node share the queues
+// for them, so that a partition whose drive is slow, or silent, must not hold up commands for the others. Each command
+// is answered within Config.AnswerWithin, with Namespace Not Ready if the drive has not read its data by then. The
+// request to the store runs to completion nevertheless:
 //
-//	Ship     the value is read into memory of the Replicas, as the command may end before. The host of the read asks
+// Ship the value is read into memory of the Replicas, because the command may end before. The host of the read asks
 //	         another member.
-//	Compare  may be more work than the drive does in that time. The node asks again, and is given what was begun, so
-//	Fetch    that a slow drive makes the copy slow, and does not make it begin anew each time.
+//	Compare  may be more work than the drive does in that time. The node asks again, and gets the result of the
+//	Fetch    request that was begun: so a slow drive makes the copy slow, but does not make it begin anew each time.
 //
-// What is given is not older than crrs.JoinNS: see there for how old a batch may be. And it was begun for the same
-// round: what the node has found lost since may have been stored after it was read.
+// Such a result is used only if it was begun less than crrs.JoinNS ago: see there for how old a batch may be. And it
+// must have been begun for the same round: writes that the node has found lost since may have been stored after it was
+// read.
 
-// ask is such a command, or what there is left of one.
+// ask is a command that waits for the drive, or a request to the store whose command was answered already (late).
 type ask struct {
 	what question
-	// beganNS is when its replica was given it, sinceNS when the node has asked last, by Config.Clock.
+	// beganNS is when its replica got it, sinceNS when the last command for it came, in nanoseconds of Config.Clock.
 	beganNS, sinceNS int64
 	// buf is memory for the value of a Ship.
 	buf bufpool.Buf
-	// late: it was answered before its replica had done with it.
+	// late: the command was answered before the store was done.
 	late bool
 	next *ask
 }
 
-// question is what a Compare or a Fetch asks for, without what another command with the same aim has otherwise. Of a
-// Ship it has the opcode.
+// question identifies the request of a Compare or Fetch: all fields that are equal in two commands for the same data.
+// For a Ship it has the opcode alone.
 type question struct {
 	opcode, bits, keyLen uint8
 	number, round        uint16
@@ -48,7 +49,7 @@ func asks(opcode uint8) bool {
 	return opcode == nvme.CmdKVShip || opcode == nvme.CmdKVCompare || opcode == nvme.CmdKVFetch
 }
 
-// questionOf returns what a command asks for.
+// questionOf returns the question of a command.
 func questionOf(e *nvme.SQE, from crrs.Peer) (w question) {
 	w.opcode = e.Opcode()
 	if w.opcode == nvme.CmdKVShip {
@@ -65,7 +66,8 @@ func questionOf(e *nvme.SQE, from crrs.Peer) (w question) {
 	return w
 }
 
-// beginAsk takes a command that waits for the drive to its replica. It allocates when there are more than before.
+// beginAsk passes a command that waits for the drive to its replica, unless it joins an earlier one. It allocates when
+// there are more such commands than ever before.
 //
 // hot: 0 allocs
 func (g *Replicas) beginAsk(q *Request, m *member, from crrs.Peer) {
@@ -97,7 +99,8 @@ func (g *Replicas) beginAsk(q *Request, m *member, from crrs.Peer) {
 	g.touch(m).Receive(from, uint64(h), q.SQE, value, q.Tenant)
 }
 
-// join gives a command what an earlier one with the same aim has begun, which was answered late.
+// join lets a command wait for the request of an earlier one with the same question that was answered before the store
+// was done. It reports whether there is one.
 func (g *Replicas) join(q *Request, m *member, w *question) bool {
 	for h, a := range g.asks {
 		if a != nil && a.late && a.what == *w && g.clock-a.beganNS < crrs.JoinNS {
@@ -111,8 +114,8 @@ func (g *Replicas) join(q *Request, m *member, w *question) bool {
 	return false
 }
 
-// takeAsk takes a command from what waits, when its replica answers it. value is what was read for a Ship, which does
-// not change before askEnded.
+// takeAsk notes that the replica answers a command that waits for the drive. value is the memory of a Ship's value,
+// which does not change before askEnded.
 func (g *Replicas) takeAsk(handle uint32) (value []byte) {
 	a := g.asks[handle]
 	switch {
@@ -126,7 +129,7 @@ func (g *Replicas) takeAsk(handle uint32) (value []byte) {
 	return a.buf.B
 }
 
-// askEnded frees what is left of a command.
+// askEnded frees the ask of a handle.
 func (g *Replicas) askEnded(handle uint32) {
 	a := g.asks[handle]
 	if a == nil {
@@ -140,7 +143,7 @@ func (g *Replicas) askEnded(handle uint32) {
 	g.askSpares.n++
 }
 
-// giveUpAsk answers a command before its replica has done with it.
+// giveUpAsk answers a command before the store is done.
 func (g *Replicas) giveUpAsk(handle uint32, st nvme.Status) {
 	g.asks[handle].late = true
 	g.asked--
@@ -148,10 +151,10 @@ func (g *Replicas) giveUpAsk(handle uint32, st nvme.Status) {
 	g.abandon(handle, st)
 }
 
-// looksPerAnswer is how often commands are looked at in Config.AnswerWithin.
+// looksPerAnswer is how often commands are checked within Config.AnswerWithin.
 const looksPerAnswer = 5
 
-// lookForOverdue answers what the drive has not brought in time.
+// lookForOverdue answers the commands whose data the drive has not read in time.
 func (g *Replicas) lookForOverdue() {
 	if g.overdueNS == 0 || g.clock < g.overdueNS {
 		return
@@ -164,7 +167,7 @@ func (g *Replicas) lookForOverdue() {
 	}
 }
 
-// nextOverdueNS is when to look next; 0: never.
+// nextOverdueNS is when lookForOverdue is due next; 0: it is not.
 func (g *Replicas) nextOverdueNS() int64 {
 	if g.overdueNS == 0 && g.asked > 0 && g.cfg.AnswerWithin > 0 {
 		g.overdueNS = g.clock + int64(g.cfg.AnswerWithin)/looksPerAnswer

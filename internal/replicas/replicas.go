@@ -15,8 +15,8 @@
 // reaches, silence.go for a drive that completes nothing; request.go has the requests of hosts and nodes, store.go
 // those to the store, peer.go the commands to other nodes.
 //
-// Authority is looked at in each turn by a time that was read after what the turn has taken out of its mailboxes. So an
-// answer leaves a replica only if it has had authority after the value was fetched.
+// In each turn the clock is read after the mailboxes were emptied, and authority is checked against that time. So an
+// answer leaves a replica only if the replica had authority after the value was fetched.
 package replicas
 
 import (
@@ -67,39 +67,40 @@ type Config struct {
 	// Peers leads to the other nodes. HostNQN is the NQN under which a node connects as a host.
 	Peers   Sender
 	HostNQN func(node string) string
-	// Authority is until when this node may serve, by Clock. Both may be called from any goroutine.
+	// Clock is the clock of authority in nanoseconds: that of cluster.Node. Authority returns until when this node may
+	// serve, by Clock. Both may be called from any goroutine.
 	Authority, Clock func() int64
-	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for what
-	// other replicas have taken already. Nil: never.
+	// Full reports whether the partition is nearly full: then Puts of clients are refused, while there is room for
+	// writes that other replicas have accepted already. Nil: never.
 	Full func() bool
 	// TooFullToFill reports whether the room that is left is needed for such writes: ranges are not filled meanwhile.
 	// Nil: never.
 	TooFullToFill func() bool
-	// Changed is told that Report returns something else. It must not block.
+	// Changed is called when Report returns something else than before. It must not block.
 	Changed func()
-	// Patience is how long a neighbour in a chain may be out of reach while the manager has it take part: see cuts.go.
-	// It is longer than it takes until a view goes on without a node that has failed. 0: for ever.
+	// Patience is how long a neighbour in a chain may be out of reach although the manager admits it: see cuts.go. It
+	// is longer than it takes until a view leaves out a node that has failed. 0: for ever.
 	Patience time.Duration
-	// Drive has the counters of the partition's drive. SilentAfter is how long that may complete nothing while there
-	// are requests: see silence.go. It is longer than anything takes at a drive that works. Nil, or 0: for ever.
+	// Drive has the counters of the partition's drive. SilentAfter is how long the drive may complete nothing while it
+	// has requests: see silence.go. It is longer than any request takes at a drive that works. Nil, or 0: for ever.
 	Drive       *drive.Stats
 	SilentAfter time.Duration
-	// AnswerWithin is how long other nodes wait for the drive at most: see overdue.go. 0: for ever.
+	// AnswerWithin is how long commands of other nodes wait for the drive at most: see overdue.go. 0: for ever.
 	AnswerWithin time.Duration
 	// Pool has the memory for values and batches, and the buffers for the values of other nodes.
 	Pool *bufpool.Pool
-	// Observe is told of each command to another node that has ended: its opcode, how many bytes of data it has sent or
-	// brought, how long it took, and whether it was lost. A Forward takes until the members behind have the write and
-	// it is committed. One that is answered before that, because it cannot be kept any longer, is Untimed, as are
-	// commands that are lost or refused. Nil: nothing. hot: 0 allocs
+	// Observe is called for each command to another node that has ended, with its opcode, the bytes of its data, its
+	// duration in nanoseconds, and whether it was lost. A Forward lasts until its write is committed. One that is
+	// answered before, as it cannot be kept any longer, is Untimed, as are commands that are lost or refused. May be
+	// nil. hot: 0 allocs
 	Observe func(opcode uint8, bytes int, ns int64, lost bool)
-	// Repair is told what becomes of each thing that the store cannot read. Nil: nothing.
+	// Repair is called at the beginning and the end of each repair. May be nil.
 	Repair func(how crrs.RepairOutcome)
-	// DropAfter is after which time data of ranges are dropped that have all their members without this partition;
-	// 0: DefaultDropAfter.
+	// DropAfter is the delay before data of a range are dropped if the range has all its members without this
+	// partition; 0: DefaultDropAfter.
 	DropAfter time.Duration
-	// YieldAfter is how long a chain must have been as it is before its ChainHead changes to spread the writes: see
-	// yield.go. It is some leases. 0: never.
+	// YieldAfter is how long a chain must have been unchanged before its ChainHead is changed to spread the writes: see
+	// yield.go. It is some leases. 0: that never happens.
 	YieldAfter time.Duration
 	// FillShare and RestoreShare are those of replica.Config.
 	FillShare, RestoreShare replica.Share
@@ -119,13 +120,14 @@ func PartitionBytes(valueBytes int) int64 {
 	return (view.MaxReplicas+1)*DefaultMemoryBytes + (outs+fetched)*int64(valueBytes+nvme.KVEntryOverhead)
 }
 
-// What may be under way of a range, and of all of a partition. Memory is taken for what there is.
+// Limits for one range, and for all ranges of a partition together. Memory is allocated for what is outstanding.
 const (
-	// window is how many writes.
+	// window is the number of outstanding writes of a range.
 	window = 64
-	// readsPerRange is how many reads: one hot key may be all that is asked for.
+	// readsPerRange is the number of outstanding reads of a range. It is high, because all reads may be of one hot key.
 	readsPerRange = 256
-	// writes and reads are how many all ranges of the partition have of clients, more than a drive needs to be busy.
+	// writes and reads are the numbers of outstanding requests of clients of all ranges, more than a drive needs to be
+	// busy.
 	writes = 2048
 	reads  = 4096
 	// parts is how many parts of a range are compared or copied at once. leaf is how many objects are copied rather
@@ -194,17 +196,19 @@ type Replicas struct {
 	trimNS int64
 	// refusals has until when no other line is logged about each: see noteRefusal.
 	refusals map[refusal]int64
-	// clock is the time of the turn, now that of the Env, wall that of day; until is the end of authority.
+	// Each turn reads three clocks. clock is Config.Clock in nanoseconds, for authority, replicas, and all fields named
+	// NS but trimNS; until is the end of authority by it. now is the Env's in nanoseconds, for timers and fences. wall
+	// is the time of day in unix seconds, for expiry.
 	clock, now int64
 	until      int64
-	// full and tooFull are what Config.Full and TooFullToFill say.
+	wall       uint32
+	// full and tooFull are the results of Config.Full and TooFullToFill.
 	full, tooFull bool
-	wall          uint32
-	// requests are those that a replica has, by handle.
+	// requests are those that a replica has, by handle. again and changes are memory for aborts and links.
 	requests     []*Request
 	freeRequests []uint32
-	// asks are those that wait for the drive, by handle. asked counts those that are to be answered, late those that
-	// were already. overdueNS is when to look for some that are due; 0: never.
+	// asks are the commands of other nodes that wait for the drive, by handle. asked counts those to be answered, late
+	// those that were answered already. overdueNS is when they are checked next; 0: at no time.
 	asks        []*ask
 	freeAsk     *ask
 	asked, late int
@@ -223,12 +227,11 @@ type Replicas struct {
 	drops                              drops
 	yields                             yields
 	halted                             halted
-	// reports are what Damaged was told of, as long as there is no view. losses are what is to be repaired, lossRequest
-	// what they ask the store.
+	// reports has the damages from before the first view. losses are to be repaired by lossRequest, to the store.
 	reports     []kvstore.Damage
 	losses      replica.Losses
 	lossRequest kvstore.Request
-	// repaired is what the log is still to say.
+	// repaired counts repairs that are still to be logged.
 	repaired repaired
 }
 
@@ -238,24 +241,26 @@ type member struct {
 	number int
 	// touched: it is among those that take part in the turn.
 	touched bool
-	// withdrawn: the newest view takes the range from the partition.
+	// withdrawn: the replica must not serve: the newest view takes the range away from the partition, or the partition
+	// has given up its membership. Its authority is not extended.
 	withdrawn bool
-	// held: the replica is to be a member, and must wait until what the partition had of the range is dropped.
+	// held: the replica is to be a member, but must wait until the partition's earlier data of the range are dropped.
 	held bool
-	// wakeNS is when it wants a turn; retryNS when what was lost is sent again to those in lost. 0: never.
+	// wakeNS is when the replica needs a turn; retryNS when lost messages are sent again to those in lost. 0: at no
+	// time.
 	wakeNS, retryNS int64
 	lost            []crrs.Peer
-	// dueNS is the earlier one of the two, and index its place in Replicas.due; 0 and -1: none.
+	// dueNS is the earlier one of the two, and index that in Replicas.due; 0 and -1: none.
 	dueNS int64
 	index int
 	// resigned is the Since of the membership that it gave up last.
 	resigned uint64
-	// before and behind are the neighbours in the newest view.
+	// before and behind are the Predecessor and the Successor in the newest view, if they serve.
 	before, behind neighbour
-	// complete, sufficient and damaged are what was reported.
+	// complete, sufficient and damaged are what was reported last.
 	complete, sufficient, damaged bool
-	// version is that of the chain in the active view, since steadyNS. yielding: the member yieldTo is to lead it;
-	// yielded: no write is under way any more, which was reported or is about to be.
+	// version is the epoch of the chain in the active view, since steadyNS. yielding: the replica yields to the member
+	// yieldTo; yielded: it has no write outstanding any more, which was reported or is about to be.
 	version           uint32
 	steadyNS          int64
 	yielding, yielded bool
@@ -264,7 +269,7 @@ type member struct {
 	repairsQuietNS int64
 }
 
-// retryLostNS is when a command is sent again whose node could not be reached.
+// retryLostNS is the delay before a command whose node could not be reached is sent again.
 const retryLostNS = 50e6
 
 // New returns the replicas of a partition that is in no view yet.

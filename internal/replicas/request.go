@@ -123,8 +123,8 @@ type abort struct {
 
 // Abort lets a Request end soon, because its host has aborted it or is gone: a Forward that is kept until its write is
 // committed, a client's write, which ends with Command Interrupted, and what another node has asked for. What they have
-// begun takes its course: a write may be committed later. Reads of clients end soon anyway, and their memory is in use.
-// From any goroutine, also with locks held that Sinks take.
+// begun runs to completion: a write may be committed later. Reads of clients end soon anyway, and their memory is in
+// use. From any goroutine, also with locks held that Sinks take.
 func (g *Replicas) Abort(q *Request) {
 	if q.Kind == Write || q.Kind == Node {
 		g.aborts.Put(abort{q, q.use.Load()})
@@ -307,7 +307,7 @@ func (g *Replicas) end(handle uint32, st nvme.Status, result uint64) {
 	g.done(q)
 }
 
-// abandon ends a Request of which its replica knows the handle: that stays taken until the replica has done with it.
+// abandon ends a Request early. Its handle stays reserved until the replica has answered it.
 func (g *Replicas) abandon(handle uint32, st nvme.Status) {
 	q := g.requests[handle]
 	g.requests[handle] = nil
@@ -315,7 +315,7 @@ func (g *Replicas) abandon(handle uint32, st nvme.Status) {
 	g.done(q)
 }
 
-// abandonAll ends those Requests of which f says so.
+// abandonAll abandons those Requests for which f returns true.
 func (g *Replicas) abandonAll(f func(q *Request) bool) {
 	for handle, q := range g.requests {
 		if q == nil || !f(q) {
@@ -329,7 +329,7 @@ func (g *Replicas) abandonAll(f func(q *Request) bool) {
 	}
 }
 
-// lookQuiet tells Close when nothing is under way any more.
+// lookQuiet wakes Close when the store and other nodes have no requests of the Replicas any more.
 func (g *Replicas) lookQuiet() {
 	if g.quiet != nil && g.atStore == 0 && g.atPeers == 0 {
 		close(g.quiet)
@@ -347,8 +347,8 @@ func (g *Replicas) done(q *Request) {
 
 // status is the NVMe status of a reply, and the result of the completion.
 //
-// An unknown outcome is Command Interrupted without DNR: whoever repeats the command with its identity learns it, and
-// without an identity a write may be done twice.
+// An unknown outcome is Command Interrupted without DNR. If the host repeats the command with its identity, it learns
+// the outcome; without an identity the write may be done twice.
 func status(p *replica.Reply) (st nvme.Status, result uint64) {
 	switch p.Status {
 	case crrs.OK:

@@ -16,7 +16,7 @@ import (
 //
 //   - A member with a silent drive that serves beside others gives its membership up, as one does behind a cut: see
 //     cuts and Replicas.resign. The others go on without it.
-//   - One that waits for being filled, or is filled, reports that it cannot be: the others would wait for it again.
+//   - One that waits to be filled, or is being filled, reports that it cannot be: the others would wait for it again.
 //   - One that is alone stays, because nobody else has the data.
 //
 // The silence is over when the store has answered all that it has had for so long.

@@ -114,8 +114,8 @@ func (g *Replicas) peerOf(host string, k *nvme.KVReplicaSQE) crrs.Peer {
 	return crrs.NoPeer
 }
 
-// placeIn is the place of the partition among the members of a chain that take part: those that serve, from the
-// ChainHead on, and the one that is filled. It is -1 if it does not.
+// placeIn is the index of the partition among the members of a chain that get its writes: those that serve, from the
+// ChainHead on, and the filling one. It is -1 if the partition is not among them.
 func (g *Replicas) placeIn(c view.Chain) int {
 	if !g.joined {
 		return -1

@@ -7,37 +7,40 @@ import (
 	"jbofd/internal/cluster/view"
 )
 
-// yields is what Replicas know of the ranges that they are to lead no more.
+// yields is the state of the ranges that this partition leads and another member is to lead.
 //
-// A member that was filled is the ChainTail, so that a node that was away leads nothing when it is back, and writes
-// enter at the others. View.Leaders says who is to lead each range. A ChainHead that is not its leader yields to it
-// (crrs.Replica.Yield), reports that when it has no writes under way, and the next view is the one it waits for.
+// A member that has been filled becomes the ChainTail. So a node that was away leads no range when it is back, and
+// writes enter at the others. View.Leaders tells which member is to lead each range. A ChainHead that is not its leader
+// yields to it (crrs.Replica.Yield), and reports that when it has no outstanding writes; then the next view has the
+// leader as ChainHead.
 //
-// Only chains yield that are full, and have been as they are for a while, and a part of them at a time. While they
-// yield, their writes wait: for as long as the writes take that are under way, a report, and a view. If that takes too
-// long they go on, and it is tried again later.
+// Only chains with all their members yield, when they have been unchanged for YieldAfter, and only a part of them at a
+// time. While they yield, new writes wait: until the outstanding ones have ended, a report has gone out, and a view has
+// come. If that takes too long, the writes proceed, and it is tried again later.
 type yields struct {
 	// of is the view that leaders belong to.
 	of      *cluster.Map
 	leaders []view.PartitionID
-	// nextNS is when to look next, 0: not with this view. failures counts the attempts that came to nothing, since the
-	// last one that did not.
+	// nextNS is when lookForYields checks next, 0: not with this view. failures counts the failed attempts since the
+	// last successful one.
 	nextNS   int64
 	failures uint8
 }
 
 const (
-	// yieldShare is the part of the ranges that a partition leads that yield at a time.
+	// 1/yieldShare of the ranges that a partition leads yield at a time.
 	yieldShare = 16
-	// maxYieldFailures bounds by how often the time between two attempts doubles.
+	// maxYieldFailures is how often the time between two attempts doubles at most.
 	maxYieldFailures = 6
 )
 
-// yieldNS is how long writes wait at most for another ChainHead, and how long it takes until others follow. Of that, a
-// quarter is for writes under way, so that one that waits for room or for a slow member does not hold up the others.
+// yieldNS is YieldAfter/5, at least 1 ms: how long writes are held back, once none is outstanding, until the view with
+// the new ChainHead comes. Before that they are held back for up to a quarter of it, while outstanding writes end: a
+// quarter, so that one write that waits for room or for a slow member does not hold up the others for long. It is also
+// the pause between two groups of ranges. (foresee holds writes back for five times yieldNS.)
 func (g *Replicas) yieldNS() int64 { return max(int64(g.cfg.YieldAfter/5), int64(time.Millisecond)) }
 
-// seeVersion notes since when the chain of a range is as it is.
+// seeVersion notes since when the chain of a range has been unchanged.
 func (g *Replicas) seeVersion(m *member) {
 	if v := g.active.Versions[m.number]; v != m.version {
 		if m.yielded && !g.leads(g.active, m.number) {
@@ -53,8 +56,9 @@ func (g *Replicas) leads(m *cluster.Map, number int) bool {
 	return g.joined && len(c) > 0 && c[0].Partition == g.self && isServing(c[0])
 }
 
-// foresee holds the writes of a range back of which a newer view says that another member leads it: what had not ended
-// when that view acts would be lost to the chain, and the replica would have to be filled again.
+// foresee holds back the writes of a range if a newer view, which does not act yet, has another member as its
+// ChainHead: writes that had not ended when that view acts would be unknown to the new ChainHead, and this replica
+// would have to be filled again.
 func (g *Replicas) foresee(m *member) {
 	if g.newest != nil && g.newest.Versions[m.number] != g.active.Versions[m.number] && g.leads(g.active, m.number) &&
 		!g.leads(g.newest, m.number) {
@@ -62,7 +66,7 @@ func (g *Replicas) foresee(m *member) {
 	}
 }
 
-// lookForYields begins to yield what others are to lead.
+// lookForYields begins to yield some of the ranges that other members are to lead.
 func (g *Replicas) lookForYields() {
 	y := &g.yields
 	if y.nextNS == 0 || g.clock < y.nextNS {
@@ -80,7 +84,7 @@ func (g *Replicas) lookForYields() {
 	led, later := 0, int64(0)
 	for _, m := range g.members {
 		if m.yielding {
-			return // one after the other
+			return // one group after the other
 		}
 		if !g.leads(g.active, m.number) {
 			continue
@@ -106,7 +110,7 @@ func (g *Replicas) lookForYields() {
 	}
 }
 
-// tendYield looks at a replica that yields, after its turn, and reports whether there is something to be reported.
+// tendYield checks a replica that yields, after its turn, and returns whether the report has changed.
 func (g *Replicas) tendYield(m *member) (changed bool) {
 	is := m.r.Yielded()
 	switch {
@@ -122,7 +126,7 @@ func (g *Replicas) tendYield(m *member) (changed bool) {
 	return changed
 }
 
-// yieldOf is what is reported of a member that yields.
+// yieldOf returns the report of a member that yields; the zero Yield if it does not, or has outstanding writes.
 func (g *Replicas) yieldOf(m *member) (y view.Yield) {
 	if m != nil && m.yielding && m.yielded {
 		y = view.Yield{Version: m.version, To: m.yieldTo}

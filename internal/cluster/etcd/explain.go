@@ -108,7 +108,7 @@ func (c *Client) stateOf(ctx context.Context, endpoint string) string {
 	case said.Code() == codes.Unavailable:
 		return plain(said.Message())
 	}
-	return "" // it refuses who is not logged in, so that it runs
+	return "" // an authentication error, for instance: the server is running
 }
 
 // plain takes from an error of a connection what only says where it was made.

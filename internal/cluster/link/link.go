@@ -309,7 +309,8 @@ func (l *Link) receive(raw net.Conn) {
 		}
 		l.mu.Unlock()
 	}()
-	// Only now: when a node has an answer on two connections, the one that was answered later is the one that stays.
+	// Only after the registration: if a node opens two connections, the one that is answered last must be the one that
+	// was registered last.
 	if err := l.welcome(raw, c, from); err != nil {
 		return
 	}

@@ -310,8 +310,8 @@ func (m *Member) publish(out *cluster.Actions) {
 	}
 }
 
-// save writes the newest epoch to the state directory. A process that is killed before has seen less than it could tell
-// the next one; that one may then not notice that etcd was set back to just before.
+// save writes the newest epoch to the state directory. If the process is killed before the write, the next process
+// knows an older epoch than this one has seen, and may not notice that etcd was set back to just before that.
 func (m *Member) save() {
 	defer m.done.Done()
 	for closing := false; !closing; {

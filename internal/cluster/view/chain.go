@@ -42,7 +42,7 @@ const (
 	// range.
 	Silent
 	// Damaged: the partition cannot hold the range now, nor be filled, for instance because its store has failed or the
-	// ChainTail is out of its reach. A member that serves is taken out of the chain, one that is filled waits.
+	// ChainTail is out of its reach. A serving member is taken out of the chain, a filling one becomes waiting.
 	Damaged
 	// Incomplete: data of the range are missing.
 	Incomplete
@@ -122,7 +122,7 @@ func (c Chain) uses(p PartitionID) bool {
 //   - The Filling member that is Complete becomes the ChainTail. One that cannot go on waits; if that is because no
 //     member serves any more, it is the first that waits, for AcceptLoss: others have less of the data.
 //   - A member that serves and is not wanted is Leaving. It goes when as many members serve as are wanted.
-//   - Wanted partitions that are no members wait. The first one whose node is alive is filled, one at a time.
+//   - Wanted partitions that are no members wait. The first one whose node is alive becomes filling, one at a time.
 //
 // Every state has an exit without an operator, except that of a halted chain none of whose last copies returns, which
 // needs AcceptLoss. TestEveryChainHasAnExit enumerates all states.

@@ -40,9 +40,9 @@ func (v *View) Leaders() []PartitionID {
 			excess[m.Partition] -= 1 / float64(len(c))
 		}
 	}
-	// First those give that lead more than their share, then others if somebody still lacks one. Each change makes the
-	// sum of the squares of excess less by more than a hundredth, so that this ends. It takes few passes; more would
-	// change little.
+	// First ranges are taken from partitions that lead more than their share, then from others while some partition
+	// leads too few. Each change reduces the sum of the squares of excess by more than a hundredth, so that this ends.
+	// It takes few passes; more would change little.
 	least := 0.5
 	for passes := 0; passes < 16; passes++ {
 		changed := false

@@ -155,7 +155,7 @@ func (v *View) AcceptLoss(r int, reports Reports) bool {
 		candidates = append(candidates, m.Partition)
 	}
 	for i := range v.Partitions {
-		// Another one for each range, so that not one partition gets all.
+		// Begin with another partition for each range, so that no single one gets all of them.
 		candidates = append(candidates, PartitionID((i+r)%len(v.Partitions)))
 	}
 	report := func(p PartitionID) Report {

@@ -229,8 +229,8 @@ func (b Segment) checkHeader(seed uint32) error {
 	return nil
 }
 
-// findSimple returns the offset of the item of a key in a segment whose header is right, if that item is valid and no
-// others belong to it; else 0, which says nothing.
+// findSimple returns the offset of the item of a key in a segment whose header is valid, if that item is valid and no
+// others belong to it. 0 is inconclusive: the key may have an item.
 func (b Segment) findSimple(key []byte) int {
 	if len(key) == 0 || len(key) > MaxKey || b.Old() {
 		return 0

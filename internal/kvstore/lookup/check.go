@@ -5,8 +5,8 @@ import (
 	"jbofd/internal/tenant"
 )
 
-// A check reads a value in order to see whether that is possible. It is a Get whose value goes nowhere, by one of the
-// ops that are kept for the values of CopyOuts, and counts with those.
+// A check verifies that a value can be read. It is a Get that discards the value, by one of the ops that are reserved
+// for the values of CopyOuts, and counts with those.
 
 // checkValue is the kind of such an op, maxChecks how many there are at most.
 const (

@@ -16,7 +16,7 @@
 //     not take all memory. Payer.Account pays. Data that came in the capsule has its buffer before Begin. A command
 //     that waits for memory waits in the pool's queue and holds up no other command.
 //   - Abort. A command that has not started (it waits for its turn, or for memory) is taken out and ends with Abort
-//     Requested. A command whose data is on its way, or that a device has, takes its course. An executor whose
+//     Requested. A command whose data is on its way, or that a device has, runs to completion. An executor whose
 //     commands take several steps may end an aborted command between two of them.
 //   - Lost data. The connection returns a command whose data is damaged or lost with DataReady and a Status that is not
 //     Success. The command then ends with that Status and changes nothing.
@@ -48,9 +48,9 @@ type Executor interface {
 	// NewBatch makes a Batch. A connection, or a group of connections that share a lock, has one for each kind that
 	// it uses.
 	NewBatch() Batch
-	// Abort takes out a command that has begun but not started, and reports whether it did: then Port.Done follows
-	// with Abort Requested and nothing else does. Otherwise the command takes its course. The caller holds the locks
-	// of the command's connection, so Port.Kick must come from another goroutine.
+	// Abort takes out a command that has begun but not started, and reports whether it did: then Port.Done follows with
+	// Abort Requested and nothing else does. Otherwise the command runs to completion. The caller holds the locks of
+	// the command's connection, so Port.Kick must come from another goroutine.
 	Abort(c *Command) bool
 }
 

@@ -229,7 +229,7 @@ func (s *Service) Disconnected(c *nvmeof.Controller, qid uint16, id nvmeof.ConnI
 	s.unlockAndCarryOut(rest)
 }
 
-// Stop ends all associations and lets no host in any more. Commands that drives have take their course; the transports
+// Stop ends all associations and lets no host in any more. Commands that drives have run to completion; the transports
 // wait for them when they close the connections.
 func (s *Service) Stop(reason string) {
 	s.mu.Lock()

@@ -52,7 +52,7 @@ type delayState uint8
 const (
 	delayIdle   delayState = iota // the command is done, waits for memory, or for its data
 	delayWaits                    // for its time, or for Delay to open: Abort takes it out
-	delayStarts                   // takes its course
+	delayStarts                   // runs to completion
 )
 
 // delayOps are the operations.
