@@ -38,7 +38,8 @@ func testStopOfHanging(t *testing.T, block bool) {
 		subsystems: twoTenants, limits: "drain_timeout: 1s"})
 	t.Cleanup(func() { m.Answer(0) })
 	want := bytes.Repeat([]byte("kept"), 1024)
-	if _, err := d.namespace(d.options(hostB, nqnB), 1).WriteAt(ctx(t), want, 0, client.FUA); err != nil {
+	good := d.namespace(d.options(hostB, nqnB), 1)
+	if _, err := good.WriteAt(ctx(t), want, 0, client.FUA); err != nil {
 		t.Fatal(err)
 	}
 	o := d.options(hostA, nqnA)
@@ -53,6 +54,14 @@ func testStopOfHanging(t *testing.T, block bool) {
 		return d.metric("jbof_ssd_io_now", "ssd", "ssd0") == writes+1
 	})
 	m.AwaitKept(0, 1)
+	for range writes { // meanwhile the other drive works
+		if _, err := good.WriteAt(ctx(t), want, 0, client.FUA); err != nil {
+			t.Fatal(err)
+		}
+		if err := good.Flush(ctx(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	d.signal(syscall.SIGTERM)
 	began := time.Now()
