@@ -108,6 +108,8 @@ type Result struct {
 	// the ChainTail.
 	ForwardsPerWrite float64 `json:"forwards_per_write"`
 	ShippedPercent   float64 `json:"shipped_percent"`
+	// DriveReadBytes is what all drives have read for an operation, compaction and copies for other boxes included.
+	DriveReadBytes float64 `json:"drive_read_bytes"`
 	// Series are the operations per second of each bin. FullNS is how long after the Event all ranges had all their
 	// copies again, FilledBytes what was copied for it.
 	Series      []float64 `json:"series,omitempty"`
@@ -145,6 +147,7 @@ type run struct {
 
 	forwards, shipped, retries, failed int
 	filledBytes                        int64
+	driveBytes                         int64 // what all drives had read when the measured time began
 	failure                            nvme.Status
 }
 
@@ -270,6 +273,7 @@ func (r *run) measure() (*Result, error) {
 	r.pass(sc.WarmNS)
 	r.measuring, r.fromNS = true, r.sim.Now()
 	r.forwards, r.shipped, r.retries, r.failed, r.filledBytes = 0, 0, 0, 0, 0
+	r.driveBytes = r.driveReadBytes()
 	fullAt := int64(0)
 	if sc.Event != "" {
 		r.sim.After(sc.AtNS, func() {
@@ -347,6 +351,14 @@ func (r *run) count(o *op) {
 	}
 }
 
+// driveReadBytes is what all drives have read so far.
+func (r *run) driveReadBytes() (n int64) {
+	for _, box := range r.nodes {
+		n += box.dev.readBytes
+	}
+	return n
+}
+
 func (r *run) result() *Result {
 	sc := r.sc
 	res := &Result{Scenario: *sc, OpsPerSec: float64(r.done) / (float64(sc.MeasuredNS) / 1e9), Reads: r.reads.Sum(),
@@ -354,6 +366,7 @@ func (r *run) result() *Result {
 	if r.writes > 0 {
 		res.ForwardsPerWrite = float64(r.forwards) / float64(r.writes)
 	}
+	res.DriveReadBytes = float64(r.driveReadBytes()-r.driveBytes) / float64(max(1, r.done))
 	if n := r.done - r.writes; n > 0 {
 		res.ShippedPercent = 100 * float64(r.shipped) / float64(n)
 	}

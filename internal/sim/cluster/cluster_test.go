@@ -105,6 +105,22 @@ func TestWhatMethodsGain(t *testing.T) {
 	}
 }
 
+// TestAReadIsShortWithManyDrives: each of 24 boxes has an eighth of the ranges. A read costs its drive a segment and
+// the value of 1 KB, as with three boxes, and not a segment with the keys of eight.
+func TestAReadIsShortWithManyDrives(t *testing.T) {
+	t.Parallel()
+	l := newTestLab(t)
+	for _, nodes := range []int{3, 24} {
+		sc := brief(t, "overload/C")
+		sc.Nodes, sc.Hosts, sc.Records, sc.Ranges, sc.MeasuredNS = nodes, 2, nodes*2000, 64, 1e8
+		r := l.mustRun(t, sc)
+		t.Logf("%d boxes: %.0f bytes", nodes, r.DriveReadBytes)
+		if r.DriveReadBytes > 4<<10 {
+			t.Errorf("%d boxes: a read costs %.0f bytes of a drive, want at most %d", nodes, r.DriveReadBytes, 4<<10)
+		}
+	}
+}
+
 // TestABoxJoinsLeavesAndDies under load: no operation fails, throughput stays, and all ranges get their copies soon.
 // Where a box dies, one of four drives is lost at once.
 func TestABoxJoinsLeavesAndDies(t *testing.T) {

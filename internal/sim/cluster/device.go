@@ -17,6 +17,8 @@ type device struct {
 	timer *lab.Timer
 	done  []flash.Completion
 	queue queue
+	// readBytes is what was read.
+	readBytes int64
 }
 
 // queue is the device's only one.
@@ -81,6 +83,8 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 	d := q.d
 	for _, r := range reqs {
 		switch r.Op {
+		case ssd.Read:
+			d.readBytes += r.Len
 		case ssd.Write:
 			copy(d.data[r.Offset:r.Offset+r.Len], r.Buf)
 		case ssd.Deallocate, ssd.WriteZeroes:
