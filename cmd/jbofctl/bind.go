@@ -82,7 +82,7 @@ func (x *cli) bind(c *cobra.Command, address, driver string, force bool) error {
 	if !i.NVMe() {
 		return fmt.Errorf("%s is no NVMe controller: its class is %#06x", i.Address, i.Class)
 	}
-	if err := bus.Free(i); err != nil && !force {
+	if err := bus.CheckFree(i); err != nil && !force {
 		return err
 	}
 	for _, name := range i.Blocks {

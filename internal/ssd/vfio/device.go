@@ -127,7 +127,7 @@ type Device struct {
 	// queues has the open queues, by QID less 1; nil: free. spares are the rings of queues that were closed, each with
 	// its memory. Only the keeper uses spares.
 	queues []*queue
-	spares []spare
+	spares []ringMemory
 
 	keeper chan struct{} // closed when the keeper has ended
 }
@@ -337,10 +337,10 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	return q, nil
 }
 
-// spare is a ring with the memory that belongs to it. A queue holds one while it is open. Afterwards it is in
+// ringMemory is a ring with the memory that belongs to it. A queue holds one while it is open. Afterwards it is in
 // Device.spares for the next queue of the same QID and length: memory that the device was given is not taken back
 // before Revoke.
-type spare struct {
+type ringMemory struct {
 	id      uint16 // QID
 	entries int
 	ring    *pcie.Ring
@@ -365,7 +365,7 @@ func (d *Device) makeQueue(depth int) (*queue, error) {
 	if i == len(d.queues) {
 		return nil, fmt.Errorf("all %d queues of the controller are in use", i)
 	}
-	s := spare{id: uint16(i + 1), entries: entries}
+	s := ringMemory{id: uint16(i + 1), entries: entries}
 	for k, have := range d.spares {
 		if have.id == s.id && have.entries == entries {
 			s = have

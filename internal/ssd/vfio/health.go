@@ -180,8 +180,8 @@ func (d *Device) Health() (ssd.Health, bool) {
 
 // verify checks that the controller and the namespace are those that were opened.
 //
-// Errors: pcie.ErrLies, if model, serial number, size or block size have changed, or if the controller grants fewer
-// queues; those of pcie.Controller.Namespace.
+// Errors: pcie.ErrInvalidResponse, if model, serial number, size or block size have changed, or if the controller
+// grants fewer queues; those of pcie.Controller.Namespace.
 func (d *Device) verify() error {
 	was, block, size := d.props, d.info.BlockSize, d.info.SizeBytes
 	nsid, id, err := d.ctrl.Namespace(d.nsid)
@@ -192,8 +192,9 @@ func (d *Device) verify() error {
 	bytes, _ := id.NSZE().Bytes(id.Format().Shift())
 	if now.Serial != was.Serial || now.Model != was.Model || 1<<id.Format().Shift() != block || int64(bytes) != size ||
 		nsid != d.nsid || d.ctrl.Queues() < len(d.queues) {
-		return fmt.Errorf("%w: it was %s %s of %d bytes in blocks of %d, and is %s %s of %d in %d", pcie.ErrLies,
-			was.Model, was.Serial, size, block, now.Model, now.Serial, bytes, 1<<id.Format().Shift())
+		return fmt.Errorf("%w: it was %s %s of %d bytes in blocks of %d, and is %s %s of %d in %d",
+			pcie.ErrInvalidResponse, was.Model, was.Serial, size, block, now.Model, now.Serial, bytes,
+			1<<id.Format().Shift())
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ type queue struct {
 	dev    *Device
 	event  *eventfd.Event // what the interrupt vector signals
 	vector int
-	mem    spare
+	mem    ringMemory
 	// epoch is when the queue was made: times of the queue are in nanoseconds since then.
 	epoch time.Time
 
@@ -109,7 +109,7 @@ func (f *fifo) pop(all []request) int32 {
 	return i
 }
 
-func newQueue(d *Device, s spare, depth int) *queue {
+func newQueue(d *Device, s ringMemory, depth int) *queue {
 	vector := int(s.id)
 	q := &queue{dev: d, event: d.fn.Vector(vector), vector: vector, mem: s, ring: s.ring, bounces: s.bounces,
 		epoch:    time.Now(),

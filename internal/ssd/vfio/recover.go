@@ -29,8 +29,8 @@ func (q *queue) lookIn() time.Duration {
 // overdue reaps completions, and returns the CIDs of the commands that are to be aborted now. The slice is valid until
 // the next call.
 //
-// Errors: those after which the controller has to be reset: an invalid completion (pcie.ErrLies); a command that is
-// still outstanding AbortTimeout after its Timeout.
+// Errors: those after which the controller has to be reset: an invalid completion (pcie.ErrInvalidResponse); a command
+// that is still outstanding AbortTimeout after its Timeout.
 func (q *queue) overdue() (abort []uint16, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

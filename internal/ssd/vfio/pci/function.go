@@ -50,10 +50,10 @@ type Function struct {
 	removed *eventfd.Event
 
 	// mu guards what follows.
-	mu     sync.Mutex
-	next   uint64 // the IOVA of the next Map
-	maps   []mapped
-	closed bool // revoked
+	mu      sync.Mutex
+	next    uint64 // the IOVA of the next Map
+	maps    []mapped
+	revoked bool
 }
 
 type mapped struct {
@@ -219,7 +219,7 @@ func (f *Function) Store32(offset int, v uint32) {
 func (f *Function) Map(memory []byte) (uint64, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed {
+	if f.revoked {
 		return 0, os.ErrClosed
 	}
 	at := f.next
@@ -264,10 +264,10 @@ func (f *Function) Revoke() { _ = f.revoke() }
 func (f *Function) revoke() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.closed {
+	if f.revoked {
 		return nil
 	}
-	f.closed = true
+	f.revoked = true
 	var errs []error
 	if f.device >= 0 && f.bar != nil {
 		_ = f.setCommand(0, commandMaster) // it may be gone

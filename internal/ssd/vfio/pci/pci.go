@@ -161,11 +161,11 @@ func (b Bus) NVMe() ([]*Info, error) {
 	return all, nil
 }
 
-// Free checks that no process has opened the IOMMU group of a function. It is nil for a function that does not have the
-// driver vfio-pci.
+// CheckFree checks that no process has opened the IOMMU group of a function. It is nil for a function that does not
+// have the driver vfio-pci.
 //
 // Errors: ErrInUse; the system's.
-func (b Bus) Free(i *Info) error {
+func (b Bus) CheckFree(i *Info) error {
 	if i.Driver != Driver || i.Group == "" {
 		return nil
 	}

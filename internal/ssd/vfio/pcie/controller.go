@@ -86,7 +86,7 @@ type Controller struct {
 // NewController returns the controller of a function. Enable has to be called before it is used.
 //
 // Errors: ErrGone; ErrUnsuited, if it lacks the NVM command set, its smallest page is larger than the host's, or it has
-// fewer than two interrupts; ErrLies, if CAP.MPSMIN > CAP.MPSMAX, or CAP.MQES is 0; the system's for memory.
+// fewer than two interrupts; ErrInvalidResponse, if CAP.MPSMIN > CAP.MPSMAX, or CAP.MQES is 0; the system's for memory.
 func NewController(cfg Config) (*Controller, error) {
 	if cfg.AdminTimeout == 0 {
 		cfg.AdminTimeout = 10 * time.Second
@@ -105,14 +105,15 @@ func NewController(cfg Config) (*Controller, error) {
 	case c.cap.CSS()&nvme.CAPCSSNVM == 0:
 		return nil, fmt.Errorf("%w: CAP.CSS is %#x, without the NVM command set", ErrUnsuited, c.cap.CSS())
 	case least > most:
-		return nil, fmt.Errorf("%w: CAP.MPSMIN is %d and CAP.MPSMAX %d", ErrLies, c.cap.MPSMIN(), c.cap.MPSMAX())
+		return nil, fmt.Errorf("%w: CAP.MPSMIN is %d and CAP.MPSMAX %d", ErrInvalidResponse, c.cap.MPSMIN(),
+			c.cap.MPSMAX())
 	case c.page > cfg.PageBytes:
 		return nil, fmt.Errorf("%w: its smallest page has %d bytes, the host's has %d", ErrUnsuited, c.page,
 			cfg.PageBytes)
 	case c.fn.Vectors() < 2:
 		return nil, fmt.Errorf("%w: it has %d interrupts, want 2 or more", ErrUnsuited, c.fn.Vectors())
 	case c.cap.MQES() == 0:
-		return nil, fmt.Errorf("%w: CAP.MQES is 0, want 1 or more", ErrLies)
+		return nil, fmt.Errorf("%w: CAP.MQES is 0, want 1 or more", ErrInvalidResponse)
 	}
 	sq, cq := ringBytes(adminEntries)
 	memory, at, err := c.Alloc(sq + cq + pages(c.page))
@@ -238,7 +239,7 @@ func (c *Controller) await(what string, is func(nvme.CSTS) bool) error {
 // Enable resets the controller, creates the admin queue, enables the controller, identifies it, and sets the number of
 // queues. All rings but the admin queue are lost by it.
 //
-// Errors: ErrGone, ErrTimeout, ErrFatal, ErrLies, ErrUnsuited; a StatusError; the system's for memory.
+// Errors: ErrGone, ErrTimeout, ErrFatal, ErrInvalidResponse, ErrUnsuited; a StatusError; the system's for memory.
 func (c *Controller) Enable() error {
 	if err := c.Disable(); err != nil {
 		return err
@@ -410,7 +411,7 @@ func (c *Controller) share(r *Ring) {
 // Do carries out an admin command, which set fills in, and waits for it, at most AdminTimeout. It stores DW0 of the
 // completion in result, unless that is nil.
 //
-// Errors: a StatusError; ErrGone, ErrTimeout and ErrLies, after which the controller has to be reset.
+// Errors: a StatusError; ErrGone, ErrTimeout and ErrInvalidResponse, after which the controller has to be reset.
 func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 	if c.admin.Free() == 0 {
 		return fmt.Errorf("%w: all admin commands are under way", ErrTimeout)
@@ -457,7 +458,8 @@ func (e StatusError) Error() string { return "status " + nvme.Status(e).String()
 
 // Namespace returns the NSID and the Identify data of a namespace, which is checked. nsid 0 means the first active one.
 //
-// Errors: as Do; ErrLies also if the data is invalid; ErrUnsuited, if the namespace is not active, or has metadata.
+// Errors: as Do; ErrInvalidResponse also if the data is invalid; ErrUnsuited, if the namespace is not active, or has
+// metadata.
 func (c *Controller) Namespace(nsid uint32) (uint32, *nvme.IdentifyNamespace, error) {
 	if nsid == 0 {
 		err := c.Do(func(e *nvme.SQE) {
@@ -486,7 +488,7 @@ func (c *Controller) Namespace(nsid uint32) (uint32, *nvme.IdentifyNamespace, er
 	case id.Inactive():
 		return 0, nil, fmt.Errorf("%w: namespace %d is not active", ErrUnsuited, nsid)
 	case id.Check() != nil:
-		return 0, nil, fmt.Errorf("%w: namespace %d: %w", ErrLies, nsid, id.Check())
+		return 0, nil, fmt.Errorf("%w: namespace %d: %w", ErrInvalidResponse, nsid, id.Check())
 	case id.Format().MetadataBytes() > 0:
 		return 0, nil, fmt.Errorf("%w: namespace %d has %d bytes of metadata a block, want 0", ErrUnsuited, nsid,
 			id.Format().MetadataBytes())

@@ -56,9 +56,9 @@ var (
 	ErrGone = errors.New("the device is gone")
 	// ErrTimeout: the controller has not completed an admin command, or changed CSTS, in time.
 	ErrTimeout = errors.New("the controller has not answered in time")
-	// ErrLies: an answer of the controller is invalid, as a value that the specification excludes, or a completion of a
-	// command that is not outstanding.
-	ErrLies = errors.New("the controller's answer is invalid")
+	// ErrInvalidResponse: an answer of the controller is invalid, as a value that the specification excludes, or a
+	// completion of a command that is not outstanding.
+	ErrInvalidResponse = errors.New("the controller's answer is invalid")
 	// ErrUnsuited: the controller works, but lacks something that is needed.
 	ErrUnsuited = errors.New("the controller is not suited")
 	// ErrFatal: the controller reports a fatal status (CSTS.CFS) and has to be reset.

@@ -49,7 +49,7 @@ func (c *Controller) told(place int, cqe *nvme.CQE) {
 
 // Events returns the asynchronous events since the last call.
 //
-// Errors: ErrLies.
+// Errors: ErrInvalidResponse.
 func (c *Controller) Events() ([]nvme.AER, error) {
 	for {
 		place, cqe, ok, err := c.admin.Reap()

@@ -137,7 +137,7 @@ func (r *Ring) Ready() bool {
 
 // Reap returns the next completion, and frees its slot. ok is false if there is none.
 //
-// Errors: ErrLies, if no command of that CID is outstanding. The completion is dropped.
+// Errors: ErrInvalidResponse, if no command of that CID is outstanding. The completion is dropped.
 //
 // hot: 0 allocs
 func (r *Ring) Reap() (place int, c nvme.CQE, ok bool, err error) {
@@ -153,8 +153,8 @@ func (r *Ring) Reap() (place int, c nvme.CQE, ok bool, err error) {
 	cid := c.CID()
 	place = int(uint32(cid) & r.mask)
 	if r.places[place] != busy|uint32(cid) {
-		return 0, c, true, fmt.Errorf("%w: queue %d has a completion of CID %#x, which is not under way", ErrLies, r.id,
-			cid)
+		return 0, c, true, fmt.Errorf("%w: queue %d has a completion of CID %#x, which is not under way",
+			ErrInvalidResponse, r.id, cid)
 	}
 	r.places[place] = 0
 	r.free = append(r.free, uint16(place))

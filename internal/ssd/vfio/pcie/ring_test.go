@@ -65,7 +65,7 @@ func FuzzCompletions(f *testing.F) {
 				t.Fatalf("CID %#x is taken for place %d, which has %#x", cqe.CID(), place, cid)
 			case err == nil:
 				delete(busy, place)
-			case !errors.Is(err, ErrLies):
+			case !errors.Is(err, ErrInvalidResponse):
 				t.Fatal(err)
 			}
 			r.Seen()
