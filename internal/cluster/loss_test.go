@@ -67,8 +67,8 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 				_ = w.change(func(r *Records) error {
 					for _, n := range lost {
 						w.written[n] = 0
-						versions[n] = r.Map.Versions[n]
-						r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
+						versions[n] = r.Map.ChainEpochs[n]
+						r.Settings.AcceptLoss(uint32(n), r.Map.ChainEpochs[n])
 					}
 					return nil
 				})
@@ -90,7 +90,7 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 					for n, c := range r.Map.Chains {
 						if !slices.Contains(lost, n) && c.Halted() {
 							w.written[n] = 0
-							r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
+							r.Settings.AcceptLoss(uint32(n), r.Map.ChainEpochs[n])
 							break
 						}
 					}
@@ -105,7 +105,7 @@ func TestAnAcceptedLossExpires(t *testing.T) {
 					switch {
 					case !now().Chains[r].Halted():
 						n++
-					case now().Versions[r] != versions[r]:
+					case now().ChainEpochs[r] != versions[r]:
 						other++
 					}
 				}

@@ -436,11 +436,11 @@ func (n *Node) acceptLosses(m *Map) (changed bool) {
 			continue
 		}
 		r := int(loss.Range)
-		if r >= len(v.Chains) || v.Versions[r] != loss.Version {
+		if r >= len(v.Chains) || v.ChainEpochs[r] != loss.ChainEpoch {
 			continue // the chain has changed since the command: the loss was accepted, or a last copy is back
 		}
 		if !cloned {
-			v.Chains, v.Versions, cloned = slices.Clone(v.Chains), slices.Clone(v.Versions), true
+			v.Chains, v.ChainEpochs, cloned = slices.Clone(v.Chains), slices.Clone(v.ChainEpochs), true
 		}
 		changed = v.AcceptLoss(r, &judgement{n.lead, m}) || changed
 	}

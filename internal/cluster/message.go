@@ -75,15 +75,15 @@ func (r *Report) encode() []byte {
 	for _, e := range r.Ranges {
 		b = le.AppendUint32(le.AppendUint16(b, uint16(e.Partition)), uint32(e.Range))
 		local := byte(e.Local)
-		if e.Yield.Version != 0 {
+		if e.Yield.ChainEpoch != 0 {
 			local |= localYields
 		}
 		if e.Objects > 0 {
 			local |= localObjects
 		}
 		b = le.AppendUint64(append(b, local), uint64(e.Epoch))
-		if e.Yield.Version != 0 {
-			b = le.AppendUint16(le.AppendUint32(b, e.Yield.Version), uint16(e.Yield.To))
+		if e.Yield.ChainEpoch != 0 {
+			b = le.AppendUint16(le.AppendUint32(b, e.Yield.ChainEpoch), uint16(e.Yield.To))
 		}
 		if e.Objects > 0 {
 			b = le.AppendUint32(b, e.Objects)
@@ -158,8 +158,8 @@ func decodeReport(b []byte) (*Report, error) {
 			e.Local, e.Epoch = view.Local(local&^(localYields|localObjects)), view.Epoch(d.u64())
 			d.bad = d.bad || e.Range >= view.MaxRanges || e.Local > view.Complete
 			if local&localYields != 0 {
-				e.Yield = view.Yield{Version: d.u32(), To: view.PartitionID(d.u16())}
-				d.bad = d.bad || e.Yield.Version == 0
+				e.Yield = view.Yield{ChainEpoch: d.u32(), To: view.PartitionID(d.u16())}
+				d.bad = d.bad || e.Yield.ChainEpoch == 0
 			}
 			if local&localObjects != 0 {
 				e.Objects = d.u32()

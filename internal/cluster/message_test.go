@@ -21,7 +21,7 @@ func someMessages() []*Message {
 	full.Ranges = []RangeReport{
 		{Partition: 3, Range: 9, Report: view.Report{Local: view.Complete, Epoch: 4}},
 		{Partition: 3, Range: 10, Report: view.Report{Local: view.Complete, Epoch: 4,
-			Yield: view.Yield{Version: 7, To: 2}}},
+			Yield: view.Yield{ChainEpoch: 7, To: 2}}},
 		{Partition: 4, Range: 11, Report: view.Report{Local: view.Incomplete, Objects: 300}},
 		{Partition: 1 << 15, Range: view.MaxRanges - 1, Report: view.Report{Local: view.Absent, Epoch: 1 << 60}}}
 	full.Unusable, full.Failing = []view.PartitionID{1, 65535}, []view.PartitionID{3}

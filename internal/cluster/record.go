@@ -22,7 +22,7 @@ const (
 // All records begin with the same header; integers are little endian, strings have a uvarint of their length in front.
 //
 //	0  magic   4 B        "JBCC" config    u16 protocol, 16 B UUID, u8 replicas, uvarint n, n names of nodes,
-//	                      uvarint n, n times: u32 range, u32 version of its chain, u32 commands,
+//	                      uvarint n, n times: u32 range, u32 epoch of its chain, u32 commands,
 //	                      uvarint n, n u64 incarnations, uvarint n, n times: name, u64 epoch,
 //	                      u32 length of the longest value
 //	4  CRC32C  u32        "JBCM" manager   u64 term, u64 incarnation, name, address
@@ -60,7 +60,7 @@ type Settings struct {
 	// Out has the names of nodes that are to have no ranges.
 	Out []string
 	// Losses are halted ranges whose data an operator has given up. An entry is ignored once its chain has another
-	// version. It counts for 300 s (acceptedNS) after the last command that names it, and only for processes that were
+	// epoch. It counts for 300 s (acceptedNS) after the last command that names it, and only for processes that were
 	// running then. See AcceptLoss.
 	Losses []Loss
 	// Lost are processes of which an operator says that they have ended and do not come back: another node may become
@@ -73,23 +73,23 @@ type Settings struct {
 	ValueBytes uint32
 }
 
-// Loss is a range with the epoch of its chain (View.Versions).
+// Loss is a range with the epoch of its chain (View.ChainEpochs).
 type Loss struct {
-	Range, Version uint32
+	Range, ChainEpoch uint32
 	// Commands is how many commands have named it. With each, the time for which it counts begins anew.
 	Commands uint32
 }
 
-// AcceptLoss gives up the data of a range whose chain has a version. If they were given up before, the time of that
-// loss begins anew, and that of other losses does not.
-func (s *Settings) AcceptLoss(r, version uint32) {
+// AcceptLoss gives up the data of a range whose chain has an epoch. If they were given up before, the time of that loss
+// begins anew, and that of other losses does not.
+func (s *Settings) AcceptLoss(r, epoch uint32) {
 	for i := range s.Losses {
-		if l := &s.Losses[i]; l.Range == r && l.Version == version {
+		if l := &s.Losses[i]; l.Range == r && l.ChainEpoch == epoch {
 			l.Commands++
 			return
 		}
 	}
-	s.Losses = append(s.Losses, Loss{Range: r, Version: version, Commands: 1})
+	s.Losses = append(s.Losses, Loss{Range: r, ChainEpoch: epoch, Commands: 1})
 }
 
 // Map is a view and the processes that it admits. It is never changed.
@@ -231,7 +231,7 @@ func (s *Settings) Encode() []byte {
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.Losses)))
 	for _, l := range s.Losses {
-		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(b, l.Range), l.Version), l.Commands)
+		b = le.AppendUint32(le.AppendUint32(le.AppendUint32(b, l.Range), l.ChainEpoch), l.Commands)
 	}
 	b = binary.AppendUvarint(b, uint64(len(s.Lost)))
 	for _, i := range s.Lost {
@@ -261,7 +261,7 @@ func DecodeSettings(b []byte) (*Settings, error) {
 		s.Out = append(s.Out, d.name())
 	}
 	for range d.count(12) {
-		s.Losses = append(s.Losses, Loss{Range: d.u32(), Version: d.u32(), Commands: d.u32()})
+		s.Losses = append(s.Losses, Loss{Range: d.u32(), ChainEpoch: d.u32(), Commands: d.u32()})
 	}
 	for range d.count(8) {
 		s.Lost = append(s.Lost, Incarnation(d.u64()))
@@ -361,7 +361,7 @@ func Init(s Settings, hashSeed uint64, ranges int) (compare []Compare, put []Put
 			view.MinRanges, view.MaxRanges)
 	}
 	v := &view.View{Cluster: s.Cluster, Epoch: 1, Replicas: s.Replicas, HashSeed: hashSeed,
-		Chains: make([]view.Chain, ranges), Versions: make([]uint32, ranges)}
+		Chains: make([]view.Chain, ranges), ChainEpochs: make([]uint32, ranges)}
 	if err := v.Check(); err != nil {
 		return nil, nil, err
 	}

@@ -13,7 +13,7 @@ import (
 
 func someMap() *Map {
 	v := &view.View{Cluster: uuid.UUID{1}, Epoch: 7, Replicas: 2, HashSeed: 5, Chains: make([]view.Chain, 16),
-		Versions: make([]uint32, 16), Nodes: []view.Node{{Name: "a"}, {Name: "b", Domain: "rack", Out: true}},
+		ChainEpochs: make([]uint32, 16), Nodes: []view.Node{{Name: "a"}, {Name: "b", Domain: "rack", Out: true}},
 		Partitions: []view.Partition{{ID: uuid.UUID{2}, Weight: 9}, {ID: uuid.UUID{3}, Node: 1, Weight: 9, Out: true}}}
 	for r := range v.Chains {
 		v.Chains[r] = view.Chain{{Partition: 0, Since: 3}, {Partition: 1, State: view.Filling, Since: 7}}
@@ -34,7 +34,7 @@ func records() map[string]struct {
 	}
 	s := &Settings{Cluster: uuid.UUID{1}, Protocol: Protocol, Replicas: 3, Out: []string{"a", "b"},
 		Lost:      []Incarnation{NewIncarnation(7, 2)},
-		Losses:    []Loss{{Range: 7, Version: 9, Commands: 1}, {Range: 1 << 15}},
+		Losses:    []Loss{{Range: 7, ChainEpoch: 9, Commands: 1}, {Range: 1 << 15}},
 		Forgotten: []Forgotten{{"c", 6}, {Name: "d"}}, ValueBytes: 1000}
 	n := &nodeRecord{protocol: 1, incarnation: NewIncarnation(7, 2), domain: "rack", address: "10.0.0.1:4420",
 		partitions: []Partition{{uuid.UUID{4}, 100}, {uuid.UUID{5}, 200}}}

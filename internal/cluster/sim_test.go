@@ -468,7 +468,7 @@ func (w *world) there(m *Map, e view.Member, r int) *copyOf {
 	for _, n := range w.nodes {
 		store := n.store[id]
 		if store == nil || n.proc.Dead() || n.proc.Stopped() || n.n.Active() == nil ||
-			n.n.Active().Versions[r] != m.Versions[r] {
+			n.n.Active().ChainEpochs[r] != m.ChainEpochs[r] {
 			continue
 		}
 		if c := &store[r]; c.since == e.Since && (c.complete || e.State == view.Filling) {

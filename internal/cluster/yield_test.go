@@ -22,7 +22,7 @@ func (w *world) yield() {
 	if n.yields == nil {
 		n.yields = map[int]view.Yield{}
 	}
-	n.yields[r] = view.Yield{Version: a.Versions[r], To: c[1+w.rng.IntN(len(c)-1)].Partition}
+	n.yields[r] = view.Yield{ChainEpoch: a.ChainEpochs[r], To: c[1+w.rng.IntN(len(c)-1)].Partition}
 	n.report(n.proc)
 	w.sim.After(w.rng.Int64N(lease), func() {
 		delete(n.yields, r)
@@ -50,8 +50,9 @@ func (w *world) lookForYields(m *Map) {
 			continue
 		}
 		rest := slices.DeleteFunc(slices.Clone(was), func(e view.Member) bool { return e == c[0] })
-		if !c.Full() || !slices.Equal(rest, c[1:]) || m.Versions[r] != last.Versions[r]+1 {
-			w.t.Fatalf("epoch %d: range %d has the chain %v, version %d, after %v", m.Epoch, r, c, m.Versions[r], was)
+		if !c.Full() || !slices.Equal(rest, c[1:]) || m.ChainEpochs[r] != last.ChainEpochs[r]+1 {
+			w.t.Fatalf("epoch %d: range %d has the chain %v, epoch %d, after %v", m.Epoch, r, c, m.ChainEpochs[r],
+				was)
 		}
 		w.handed++
 	}

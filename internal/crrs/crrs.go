@@ -20,8 +20,8 @@
 // chain with the committed mark: each member marks the keys clean, and the ChainHead answers its clients. The last
 // member is the ChainTail, or a filling member downstream of it (fill.go).
 //
-// Epoch here is always that of the chain, which counts the changes of this chain alone: View.Versions of the range, not
-// the epoch of the view. Messages of another epoch are ignored. When the epoch changes, every write that is not
+// Epoch here is always that of the chain, which counts the changes of this chain alone: View.ChainEpochs of the range,
+// not the epoch of the view. Messages of another epoch are ignored. When the epoch changes, every write that is not
 // committed is forwarded again under the new one. Each replica holds all writes that those downstream of it hold, so
 // that only writes that were not acknowledged can be lost.
 //
@@ -56,7 +56,7 @@ const NoPeer Peer = -1
 // A filling member, which is being filled with the data of the range, is downstream of the ChainTail: it is its
 // Successor, and has it as its Predecessor.
 type Role struct {
-	// Epoch counts the changes of the chain, from 1 on: View.Versions of the range.
+	// Epoch counts the changes of the chain, from 1 on: View.ChainEpochs of the range.
 	Epoch uint64
 	// Member: the replica serves or is being filled. Otherwise only Epoch has a meaning.
 	Member bool

@@ -237,7 +237,7 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 	}
 	// Those of chains that have changed since say nothing any more.
 	r.Settings.Losses = slices.DeleteFunc(r.Settings.Losses, func(l cluster.Loss) bool {
-		return int(l.Range) >= len(r.Map.Versions) || r.Map.Versions[l.Range] != l.Version
+		return int(l.Range) >= len(r.Map.ChainEpochs) || r.Map.ChainEpochs[l.Range] != l.ChainEpoch
 	})
 	for _, n := range accept {
 		if n < 0 || n >= len(r.Map.Chains) {
@@ -246,7 +246,7 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 		if !halted(n) {
 			return fmt.Errorf("range %d is not halted: nothing of it is to be given up", n)
 		}
-		r.Settings.AcceptLoss(uint32(n), r.Map.Versions[n])
+		r.Settings.AcceptLoss(uint32(n), r.Map.ChainEpochs[n])
 	}
 	return nil
 }
@@ -517,7 +517,7 @@ func (c *clusterMember) chains(only string) (any, error) {
 		first, last = r, r+1
 	}
 	for r := first; r < last; r++ {
-		chain := admin.Chain{Range: r, Version: v.Versions[r], Members: []admin.ChainMember{}}
+		chain := admin.Chain{Range: r, Version: v.ChainEpochs[r], Members: []admin.ChainMember{}}
 		chain.State, _ = rangeState(v.Chains[r], v.Replicas)
 		for _, m := range v.Chains[r] {
 			p := v.Partitions[m.Partition]

@@ -20,7 +20,7 @@ func EncodeClusterMap(m *cluster.Map, addresses map[string]string, subNQN string
 	}
 	b := nvme.NewClusterMap(h)
 	for r, c := range m.Chains {
-		b.SetRange(r, m.Versions[r], serving(c))
+		b.SetRange(r, m.ChainEpochs[r], serving(c))
 	}
 	for i := range partitions {
 		p := &partitions[i]

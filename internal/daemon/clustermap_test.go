@@ -21,7 +21,7 @@ func TestAHaltedRangeOfANodeThatIsUpIsShown(t *testing.T) {
 			{{Partition: 1, State: view.LastCopy}, {Partition: 0, State: view.Waiting}},
 			{{Partition: 0, State: view.Serving}, {Partition: 1, State: view.Waiting}},
 			{}},
-		Versions: make([]uint32, 4)}}
+		ChainEpochs: make([]uint32, 4)}}
 	var a admin.Cluster
 	describeView(&a, v)
 	if a.Ranges.Halted != 2 || a.Ranges.HaltedUp != 1 {
@@ -38,9 +38,9 @@ func TestAHaltedRangeOfANodeThatIsUpIsShown(t *testing.T) {
 
 func TestTheMapForHostsHasTheMembersThatServe(t *testing.T) {
 	v := &view.View{Cluster: uuid.UUID{1}, Epoch: 9, Replicas: 3, HashSeed: 77,
-		Nodes:    []view.Node{{Name: "a"}, {Name: "b"}},
-		Chains:   make([]view.Chain, 16),
-		Versions: make([]uint32, 16)}
+		Nodes:       []view.Node{{Name: "a"}, {Name: "b"}},
+		Chains:      make([]view.Chain, 16),
+		ChainEpochs: make([]uint32, 16)}
 	for i := range 40 {
 		v.Partitions = append(v.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(i % 2), Weight: 1})
 	}
@@ -51,7 +51,7 @@ func TestTheMapForHostsHasTheMembersThatServe(t *testing.T) {
 	for p := range view.PartitionID(20) {
 		v.Chains[2] = append(v.Chains[2], view.Member{Partition: p + 10, State: view.Leaving})
 	}
-	v.Versions[0], v.Versions[2] = 4, 6
+	v.ChainEpochs[0], v.ChainEpochs[2] = 4, 6
 	b := nvme.ClusterMap(EncodeClusterMap(&cluster.Map{View: v}, map[string]string{"a": "tcp://192.0.2.1:4420"}, "nqn"))
 	if err := b.Check(); err != nil {
 		t.Fatal(err)

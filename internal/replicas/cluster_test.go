@@ -134,7 +134,7 @@ func (s setup) rig(t testing.TB) *rig {
 	g := &rig{t: t, stop: make(chan struct{}), forwards: make(chan *delivery, 100)}
 	g.frozen.Store(s.frozen)
 	g.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: s.copies, HashSeed: testSeed,
-		Chains: make([]view.Chain, s.ranges), Versions: make([]uint32, s.ranges)}
+		Chains: make([]view.Chain, s.ranges), ChainEpochs: make([]uint32, s.ranges)}
 	for i := range nodes {
 		on := i
 		if s.onNode != nil {
@@ -385,7 +385,7 @@ func TestWhatAViewTakesIsNotServed(t *testing.T) {
 		sqe := nvme.SQE{}
 		sqe.SetOpcode(nvme.CmdKVSync)
 		k := sqe.KVReplica()
-		k.SetEpoch(active.Versions[min(number, testRanges-1)])
+		k.SetEpoch(active.ChainEpochs[min(number, testRanges-1)])
 		k.SetRange(number)
 		k.SetSender(uint16(sender))
 		h.Request = replicas.Request{Kind: replicas.Node, SQE: &sqe, Host: host}

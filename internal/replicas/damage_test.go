@@ -67,9 +67,9 @@ func TestAMemberThatHasMissedViewsIsFilledAgain(t *testing.T) {
 	next := func(c view.Chain) *cluster.Map {
 		v := *g.view
 		v.Epoch++
-		v.Chains, v.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+		v.Chains, v.ChainEpochs = slices.Clone(v.Chains), slices.Clone(v.ChainEpochs)
 		v.Chains[number] = c
-		v.Versions[number]++
+		v.ChainEpochs[number]++
 		g.view = &v
 		return &cluster.Map{View: &v}
 	}
@@ -123,9 +123,9 @@ func TestAnAcceptedLossIsSeenAlsoByWhoHasMissedTheHalt(t *testing.T) {
 	for i := range maps {
 		v := *g.view
 		v.Epoch = view.Epoch(10 * (i + 1))
-		v.Chains, v.Versions = make([]view.Chain, testRanges), make([]uint32, testRanges)
+		v.Chains, v.ChainEpochs = make([]view.Chain, testRanges), make([]uint32, testRanges)
 		for r := range v.Chains {
-			v.Versions[r] = uint32(i + 1)
+			v.ChainEpochs[r] = uint32(i + 1)
 			if v.Chains[r] = (view.Chain{{Since: 2}, {Partition: 1, State: view.Filling, Since: 5}}); i > 0 {
 				v.Chains[r] = view.Chain{{Partition: 1, Since: v.Epoch}}
 			}

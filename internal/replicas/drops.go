@@ -39,7 +39,7 @@ func (g *Replicas) beginDrops() {
 
 // seeDrop tells what the views say of a range.
 func (g *Replicas) seeDrop(number int) {
-	s := replica.Standing{Version: g.active.Versions[number]}
+	s := replica.Standing{Version: g.active.ChainEpochs[number]}
 	s.Full = g.joined && isFull(g.active.Chains[number], g.active.Replicas)
 	for _, e := range g.active.Chains[number] {
 		s.Member = s.Member || g.joined && e.Partition == g.self

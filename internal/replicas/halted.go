@@ -12,7 +12,7 @@ import (
 // the last copies have, that partition is to serve the range which has the most of it: view.AcceptLoss. One that has
 // left the chain a minute before may have nearly all.
 //
-// Nobody writes to a range that is halted, so that one count is enough for each version of the chain.
+// Nobody writes to a range that is halted, so that one count is enough for each epoch of the chain.
 type halted struct {
 	// counts are those of the ranges that are halted, by number; todo are those to be counted, the first one first.
 	counts map[int]haltedCount
@@ -30,11 +30,11 @@ type halted struct {
 // with a dozen partitions fit cluster.MaxMessageBytes then.
 const mostHalted = 4096
 
-// haltedCount is how many objects there are of a range whose chain has a version. queued: it is among those to count.
+// haltedCount is how many objects there are of a range whose chain has that epoch. queued: it is among those to count.
 type haltedCount struct {
-	version uint32
-	queued  bool
-	objects uint64
+	chainEpoch uint32
+	queued     bool
+	objects    uint64
 }
 
 // seeHalted notes whether a range is halted.
@@ -42,14 +42,14 @@ func (g *Replicas) seeHalted(number int, c view.Chain) {
 	h := &g.halted
 	n, known := h.counts[number]
 	switch is := g.joined && len(c) > 0 && c.Halted(); {
-	case is && (!known || n.version != g.active.Versions[number]):
+	case is && (!known || n.chainEpoch != g.active.ChainEpochs[number]):
 		if h.counts == nil {
 			h.counts = map[int]haltedCount{}
 		}
 		if !n.queued {
 			h.todo = append(h.todo, number)
 		}
-		n.version, n.queued = g.active.Versions[number], true
+		n.chainEpoch, n.queued = g.active.ChainEpochs[number], true
 		h.counts[number] = n
 	case !is && known:
 		delete(h.counts, number)

@@ -31,9 +31,9 @@ func TestAChainHeadThatHasMissedThatAnotherOneLedWins(t *testing.T) {
 	next := func(c ...view.Member) *cluster.Map {
 		n := *v
 		n.Epoch++
-		n.Chains, n.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+		n.Chains, n.ChainEpochs = slices.Clone(v.Chains), slices.Clone(v.ChainEpochs)
 		n.Chains[number] = slices.Clone(c)
-		n.Versions[number]++
+		n.ChainEpochs[number]++
 		v = &n
 		return &cluster.Map{View: v}
 	}

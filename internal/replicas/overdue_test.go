@@ -22,7 +22,7 @@ func (h *host) askAs(g *rig, from *node, opcode uint8, key string) {
 	sqe, room := &nvme.SQE{}, 4096
 	sqe.SetOpcode(opcode)
 	k := sqe.KVReplica()
-	k.SetEpoch(g.view.Versions[number])
+	k.SetEpoch(g.view.ChainEpochs[number])
 	k.SetRange(uint16(number))
 	k.SetSender(uint16(from.id))
 	switch opcode {

@@ -35,7 +35,7 @@ func (w watcher) at(clock int64) {
 
 // sees is a view in which these partitions serve the range, in that order.
 func (w watcher) sees(serving []view.PartitionID) {
-	v := &view.View{Chains: make([]view.Chain, 1), Versions: []uint32{1}}
+	v := &view.View{Chains: make([]view.Chain, 1), ChainEpochs: []uint32{1}}
 	for i, name := range []string{"n0", "n1", "n2", "n3"} {
 		v.Nodes = append(v.Nodes, view.Node{Name: name})
 		v.Partitions = append(v.Partitions, view.Partition{Node: uint16(i)})

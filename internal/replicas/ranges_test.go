@@ -27,7 +27,7 @@ func (s setup) oneNode(t testing.TB) (*rig, *cluster.Map) {
 	v := *g.view
 	v.Chains = make([]view.Chain, ranges)
 	for i := range v.Chains {
-		v.Chains[i], v.Versions[i] = view.Chain{{Since: v.Epoch}}, 1
+		v.Chains[i], v.ChainEpochs[i] = view.Chain{{Since: v.Epoch}}, 1
 	}
 	g.nodes[0].until.Store(clock() + int64(time.Hour))
 	return g, &cluster.Map{View: &v}
@@ -45,8 +45,8 @@ func TestVersionsOfARangeAreThoseOfItsEpoch(t *testing.T) {
 	}
 	number := g.view.RangeOf(position([]byte(other)))
 	first := *m.View
-	first.Chains, first.Versions = slices.Clone(m.Chains), slices.Clone(m.Versions)
-	first.Versions[busy], first.Chains[number] = 1000, nil
+	first.Chains, first.ChainEpochs = slices.Clone(m.Chains), slices.Clone(m.ChainEpochs)
+	first.ChainEpochs[busy], first.Chains[number] = 1000, nil
 	second := first
 	second.Chains = m.Chains
 	for _, v := range []*cluster.Map{{View: &first}, {View: &second}} {

@@ -299,7 +299,7 @@ func (g *rig) acceptLosses() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	v := *g.view
-	v.Chains, v.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+	v.Chains, v.ChainEpochs = slices.Clone(v.Chains), slices.Clone(v.ChainEpochs)
 	changed := false
 	for r := range v.Chains {
 		changed = v.AcceptLoss(r, g) || changed

@@ -259,9 +259,9 @@ type member struct {
 	before, behind neighbour
 	// complete, sufficient and damaged are what was reported last.
 	complete, sufficient, damaged bool
-	// version is the epoch of the chain in the active view, since steadyNS. yielding: the replica yields to the member
-	// yieldTo; yielded: it has no write outstanding any more, which was reported or is about to be.
-	version           uint32
+	// chainEpoch is the epoch of the chain in the active view, since steadyNS. yielding: the replica yields to the
+	// member yieldTo; yielded: it has no write outstanding any more, which was reported or is about to be.
+	chainEpoch        uint32
 	steadyNS          int64
 	yielding, yielded bool
 	yieldTo           view.PartitionID

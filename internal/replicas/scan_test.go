@@ -205,9 +205,9 @@ func TestAScanIsOfOneRangeThatIsServed(t *testing.T) {
 	without := *g.view
 	without.Epoch++
 	without.Chains = make([]view.Chain, testRanges)
-	without.Versions = slices.Clone(g.view.Versions)
+	without.ChainEpochs = slices.Clone(g.view.ChainEpochs)
 	for r, c := range g.view.Chains {
-		without.Versions[r]++
+		without.ChainEpochs[r]++
 		for _, e := range c {
 			if e.Partition != view.PartitionID(chain[1].id) {
 				without.Chains[r] = append(without.Chains[r], e)

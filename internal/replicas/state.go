@@ -145,7 +145,7 @@ func membersBehind(c view.Chain, at int) (n int) {
 // roleOf is the partition's role in the chain of a range, at that place of it.
 func (g *Replicas) roleOf(number, at int) crrs.Role {
 	c := g.active.Chains[number]
-	role := crrs.Role{Epoch: uint64(g.active.Versions[number]), Predecessor: crrs.NoPeer, Successor: crrs.NoPeer,
+	role := crrs.Role{Epoch: uint64(g.active.ChainEpochs[number]), Predecessor: crrs.NoPeer, Successor: crrs.NoPeer,
 		ChainTail: crrs.NoPeer}
 	if at < 0 {
 		return role

@@ -44,7 +44,7 @@ func TestRolesFollowTheChain(t *testing.T) {
 	} {
 		for i, want := range c.roles {
 			g := &Replicas{joined: true, self: view.PartitionID(i + 1), active: &cluster.Map{View: &view.View{
-				Chains: []view.Chain{c.chain}, Versions: []uint32{7}}}}
+				Chains: []view.Chain{c.chain}, ChainEpochs: []uint32{7}}}}
 			at := g.placeIn(c.chain)
 			if got := g.roleOf(0, at); got != want {
 				t.Errorf("%s: partition %d: %+v, want %+v", name, i+1, got, want)
@@ -88,7 +88,7 @@ func TestAPartitionThatIsInNoViewReportsNothing(t *testing.T) {
 	id, other := uuid.UUID{1}, uuid.UUID{2}
 	of := func(id uuid.UUID) *cluster.Map {
 		return &cluster.Map{View: &view.View{Epoch: 5, Partitions: []view.Partition{{ID: id}},
-			Chains: []view.Chain{{{State: view.Serving, Since: 4}}}, Versions: []uint32{1}}}
+			Chains: []view.Chain{{{State: view.Serving, Since: 4}}}, ChainEpochs: []uint32{1}}}
 	}
 	g := &Replicas{cfg: Config{ID: id, Changed: func() {}}, joined: true, active: of(id), newest: of(id),
 		ranges: make([]*member, 1)}

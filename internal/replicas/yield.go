@@ -42,11 +42,11 @@ func (g *Replicas) yieldNS() int64 { return max(int64(g.cfg.YieldAfter/5), int64
 
 // seeVersion notes since when the chain of a range has been unchanged.
 func (g *Replicas) seeVersion(m *member) {
-	if v := g.active.Versions[m.number]; v != m.version {
+	if v := g.active.ChainEpochs[m.number]; v != m.chainEpoch {
 		if m.yielded && !g.leads(g.active, m.number) {
 			g.yields.failures = 0
 		}
-		m.version, m.steadyNS, m.yielding, m.yielded = v, g.clock, false, false
+		m.chainEpoch, m.steadyNS, m.yielding, m.yielded = v, g.clock, false, false
 	}
 }
 
@@ -60,8 +60,8 @@ func (g *Replicas) leads(m *cluster.Map, number int) bool {
 // ChainHead: writes that had not ended when that view acts would be unknown to the new ChainHead, and this replica
 // would have to be filled again.
 func (g *Replicas) foresee(m *member) {
-	if g.newest != nil && g.newest.Versions[m.number] != g.active.Versions[m.number] && g.leads(g.active, m.number) &&
-		!g.leads(g.newest, m.number) {
+	if g.newest != nil && g.newest.ChainEpochs[m.number] != g.active.ChainEpochs[m.number] &&
+		g.leads(g.active, m.number) && !g.leads(g.newest, m.number) {
 		g.touch(m).Yield(g.clock + 5*g.yieldNS())
 	}
 }
@@ -129,7 +129,7 @@ func (g *Replicas) tendYield(m *member) (changed bool) {
 // yieldOf returns the report of a member that yields; the zero Yield if it does not, or has outstanding writes.
 func (g *Replicas) yieldOf(m *member) (y view.Yield) {
 	if m != nil && m.yielding && m.yielded {
-		y = view.Yield{Version: m.version, To: m.yieldTo}
+		y = view.Yield{ChainEpoch: m.chainEpoch, To: m.yieldTo}
 	}
 	return y
 }

@@ -181,9 +181,9 @@ func (g *rig) withChain(number int, c view.Chain) *cluster.Map {
 	defer g.mu.Unlock()
 	next := *g.view
 	next.Epoch++
-	next.Chains, next.Versions = slices.Clone(next.Chains), slices.Clone(next.Versions)
+	next.Chains, next.ChainEpochs = slices.Clone(next.Chains), slices.Clone(next.ChainEpochs)
 	next.Chains[number] = c
-	next.Versions[number]++
+	next.ChainEpochs[number]++
 	return &cluster.Map{View: &next}
 }
 

@@ -67,8 +67,8 @@ type Report struct {
 // Yield says that a ChainHead begins no more writes, and that none is under way, so that another member can be
 // ChainHead. The zero value says that it does not.
 type Yield struct {
-	// Version is View.Versions of the range in the view by which it is the ChainHead.
-	Version uint32
+	// ChainEpoch is View.ChainEpochs of the range in the view by which it is the ChainHead.
+	ChainEpoch uint32
 	// To is the member that is to be ChainHead.
 	To PartitionID
 }
@@ -202,11 +202,11 @@ func AcceptLoss(c Chain, candidates []PartitionID, report func(PartitionID) Repo
 }
 
 // HandOver returns the chain in which the member to which the ChainHead yields is the first one. The others keep their
-// order. A chain of another version than that of the Yield stays as it is, and so does one of which not all members
+// order. A chain of another epoch than that of the Yield stays as it is, and so does one of which not all members
 // serve.
-func HandOver(c Chain, y Yield, version uint32) Chain {
+func HandOver(c Chain, y Yield, epoch uint32) Chain {
 	at := c.find(y.To)
-	if y.Version == 0 || y.Version != version || at <= 0 {
+	if y.ChainEpoch == 0 || y.ChainEpoch != epoch || at <= 0 {
 		return c
 	}
 	for _, m := range c {

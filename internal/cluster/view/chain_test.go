@@ -357,7 +357,7 @@ func TestAcceptLossTakesWhoeverIsAlive(t *testing.T) {
 
 // TestAcceptLossTakesWhoeverHasTheMost, also if that has left the chain; and no partition whose drive does not work.
 func TestAcceptLossTakesWhoeverHasTheMost(t *testing.T) {
-	v := &View{Epoch: now, Versions: make([]uint32, 16), Chains: make([]Chain, 16)}
+	v := &View{Epoch: now, ChainEpochs: make([]uint32, 16), Chains: make([]Chain, 16)}
 	for i := range 5 {
 		v.Nodes = append(v.Nodes, Node{Name: string(rune('a' + i))})
 		v.Partitions = append(v.Partitions, Partition{ID: uuid.UUID{byte(i + 1)}, Node: uint16(i), Weight: 1})
@@ -373,7 +373,7 @@ func TestAcceptLossTakesWhoeverHasTheMost(t *testing.T) {
 			{[5]uint32{}, 1},
 		} {
 			w := *v
-			w.Chains, w.Versions = slices.Clone(v.Chains), slices.Clone(v.Versions)
+			w.Chains, w.ChainEpochs = slices.Clone(v.Chains), slices.Clone(v.ChainEpochs)
 			if !w.AcceptLoss(r, haveObjects(want.objects)) || w.Chains[r][0].Partition != want.of {
 				t.Errorf("of %v range %d has %v, want %d", want.objects, r, w.Chains[r], want.of)
 			}
@@ -451,7 +451,7 @@ func TestAcceptLossTakesTheMemberThatWasFilled(t *testing.T) {
 
 // TestAcceptLossPassesOverWhatIsDamaged: the range would be halted again at once.
 func TestAcceptLossPassesOverWhatIsDamaged(t *testing.T) {
-	v := &View{Epoch: now, Nodes: []Node{{Name: "a"}, {Name: "b"}}, Versions: make([]uint32, 2),
+	v := &View{Epoch: now, Nodes: []Node{{Name: "a"}, {Name: "b"}}, ChainEpochs: make([]uint32, 2),
 		Partitions: []Partition{{ID: uuid.UUID{1}, Weight: 1}, {ID: uuid.UUID{2}, Node: 1, Weight: 1}}}
 	for range 2 {
 		v.Chains = append(v.Chains, Chain{{Partition: 0, State: LastCopy, Since: 2}})

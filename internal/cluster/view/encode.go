@@ -18,7 +18,7 @@ import (
 //	12  u32  length of the record               52  u32  partitions
 //
 // Then for each node: u8 flags (1: out), u8 length of the name, u8 length of the domain, name, domain. For each
-// partition: 16 B UUID, u16 node, u32 weight, u8 flags (1: out). For each range: uvarint version of the chain, u8
+// partition: 16 B UUID, u16 node, u32 weight, u8 flags (1: out). For each range: uvarint epoch of the chain, u8
 // members, and for each of them u16 partition and a uvarint of the state in 3 bits and the epochs since which it is a
 // member above them.
 //
@@ -75,7 +75,7 @@ func (v *View) Encode() []byte {
 		b = append(b, outFlag(p.Out))
 	}
 	for r, c := range v.Chains {
-		b = append(binary.AppendUvarint(b, uint64(v.Versions[r])), byte(len(c)))
+		b = append(binary.AppendUvarint(b, uint64(v.ChainEpochs[r])), byte(len(c)))
 		for _, m := range c {
 			b = le.AppendUint16(b, uint16(m.Partition))
 			b = binary.AppendUvarint(b, uint64(v.Epoch-m.Since)<<stateBits|uint64(m.State))
@@ -126,11 +126,11 @@ func Decode(b []byte) (*View, error) {
 		copy(p.ID[:], e)
 		p.Node, p.Weight, p.Out = le.Uint16(e[16:]), le.Uint32(e[18:]), d.flag(e[22])
 	}
-	v.Chains, v.Versions = make([]Chain, 1<<b[recRanges]), make([]uint32, 1<<b[recRanges])
+	v.Chains, v.ChainEpochs = make([]Chain, 1<<b[recRanges]), make([]uint32, 1<<b[recRanges])
 	for r := range v.Chains {
-		version := d.uvarint()
-		d.bad = d.bad || version > math.MaxUint32
-		v.Versions[r] = uint32(version)
+		epoch := d.uvarint()
+		d.bad = d.bad || epoch > math.MaxUint32
+		v.ChainEpochs[r] = uint32(epoch)
 		c := make(Chain, d.take(1)[0])
 		for i := range c {
 			c[i].Partition = PartitionID(le.Uint16(d.take(2)))

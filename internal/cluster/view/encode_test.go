@@ -10,7 +10,7 @@ import (
 
 func example(t testing.TB) *View {
 	v := &View{Cluster: [16]byte{1}, Epoch: 300, Replicas: 2, HashSeed: 7, Chains: make([]Chain, 16),
-		Versions: make([]uint32, 16)}
+		ChainEpochs: make([]uint32, 16)}
 	v.addNode("a", "rack-1", 2, 100)
 	v.addNode("b", "", 1, 50)
 	v.Nodes[1].Out, v.Partitions[1].Out = true, true
@@ -18,7 +18,7 @@ func example(t testing.TB) *View {
 		v.Chains[r] = Chain{{0, Serving, 1}, {2, Leaving, 299}, {1, Filling, 300}}
 	}
 	v.Chains[3] = Chain{{0, LastCopy, 20}, {1, Waiting, 30}}
-	v.Chains[4], v.Versions[4] = Chain{}, 1000
+	v.Chains[4], v.ChainEpochs[4] = Chain{}, 1000
 	if err := v.Check(); err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +64,7 @@ func TestCheckNamesWhatIsWrong(t *testing.T) {
 		"epoch is 0":              func(v *View) { v.Epoch = 0 },
 		"replicas is 6":           func(v *View) { v.Replicas = 6 },
 		"number of ranges is 15":  func(v *View) { v.Chains = v.Chains[1:] },
-		"chains' versions is 15":  func(v *View) { v.Versions = v.Versions[1:] },
+		"chains' epochs is 15":    func(v *View) { v.ChainEpochs = v.ChainEpochs[1:] },
 		"two nodes have the name": func(v *View) { v.Nodes[1].Name = "a" },
 		"occurs twice":            func(v *View) { v.Partitions[1].ID = v.Partitions[0].ID },
 		"node is 2":               func(v *View) { v.Partitions[1].Node = 2 },

@@ -12,7 +12,7 @@ import (
 func TestAMemberOfAChainIsNeverForgotten(t *testing.T) {
 	all := partitions + 1 // one that is a member of none
 	base := View{Cluster: uuid.UUID{1}, Epoch: now, Replicas: 2, Chains: make([]Chain, 16),
-		Versions: make([]uint32, 16)}
+		ChainEpochs: make([]uint32, 16)}
 	ids := make([]uuid.UUID, all)
 	for i := range all {
 		ids[i] = uuid.UUID{2, byte(i)}

@@ -82,8 +82,9 @@ func history(t *testing.T, rng *rand.Rand) (forgotten int) {
 		w.members(calm)
 		next, _ := w.v.Next(w)
 		for r := range next.Chains {
-			if same := slices.Equal(next.Chains[r], w.v.Chains[r]); same != (next.Versions[r] == w.v.Versions[r]) {
-				t.Fatalf("range %d has version %d after %d: %v, %v", r, next.Versions[r], w.v.Versions[r],
+			same := slices.Equal(next.Chains[r], w.v.Chains[r])
+			if same != (next.ChainEpochs[r] == w.v.ChainEpochs[r]) {
+				t.Fatalf("range %d has epoch %d after %d: %v, %v", r, next.ChainEpochs[r], w.v.ChainEpochs[r],
 					w.v.Chains[r], next.Chains[r])
 			}
 		}

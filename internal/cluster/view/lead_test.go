@@ -47,8 +47,8 @@ func handOver(t *testing.T, v *View) (next *View, moved int) {
 		}
 		if !slices.Equal(c, v.Chains[r]) {
 			moved++
-			if next.Versions[r] != v.Versions[r]+1 {
-				t.Fatalf("range %d has version %d after %d", r, next.Versions[r], v.Versions[r])
+			if next.ChainEpochs[r] != v.ChainEpochs[r]+1 {
+				t.Fatalf("range %d has epoch %d after %d", r, next.ChainEpochs[r], v.ChainEpochs[r])
 			}
 		}
 	}
@@ -67,7 +67,7 @@ type yielding struct {
 func (y yielding) Range(p PartitionID, r int) Report {
 	e := y.allWell.Range(p, r)
 	if c := y.v.Chains[r]; len(c) > 0 && c[0].Partition == p && y.leaders[r] != p {
-		e.Yield = Yield{Version: y.v.Versions[r], To: y.leaders[r]}
+		e.Yield = Yield{ChainEpoch: y.v.ChainEpochs[r], To: y.leaders[r]}
 	}
 	return e
 }
@@ -121,7 +121,7 @@ func TestLeadersFollowWeights(t *testing.T) {
 }
 
 // TestOnlyFullChainsChangeTheirHead enumerates all chains, what is wanted, and what is said, with each Yield besides:
-// the ChainHead changes only if the chain stays as it is otherwise, has all its members, and is of that version.
+// the ChainHead changes only if the chain stays as it is otherwise, has all its members, and is of that epoch.
 func TestOnlyFullChainsChangeTheirHead(t *testing.T) {
 	changed := 0
 	everyCase(func(c Chain, wanted []PartitionID, said []Report) {
@@ -129,12 +129,12 @@ func TestOnlyFullChainsChangeTheirHead(t *testing.T) {
 			return
 		}
 		for to := range PartitionID(partitions + 1) {
-			for _, version := range []uint32{0, 6, 7, 8} {
-				next := HandOver(c, Yield{Version: version, To: to}, 7)
+			for _, epoch := range []uint32{0, 6, 7, 8} {
+				next := HandOver(c, Yield{ChainEpoch: epoch, To: to}, 7)
 				at := c.find(to)
-				if version != 7 || !c.Full() || at < 1 {
+				if epoch != 7 || !c.Full() || at < 1 {
 					if !slices.Equal(next, c) {
-						t.Fatalf("chain %v yields to %d in version %d: %v", c, to, version, next)
+						t.Fatalf("chain %v yields to %d in epoch %d: %v", c, to, epoch, next)
 					}
 					continue
 				}

@@ -13,7 +13,7 @@ import (
 // cluster is a view of n nodes with parts partitions each, without chains yet.
 func cluster(n, parts, replicas, ranges int) *View {
 	v := &View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: replicas, Chains: make([]Chain, ranges),
-		Versions: make([]uint32, ranges)}
+		ChainEpochs: make([]uint32, ranges)}
 	for i := range n {
 		v.addNode(fmt.Sprintf("node-%04d", i), "", parts, 100)
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 // Epoch is the number of a view. It grows by one with each change of the map, and every message of the membership
-// carries it. Messages between the replicas of a chain carry View.Versions of their range instead.
+// carries it. Messages between the replicas of a chain carry View.ChainEpochs of their range instead.
 type Epoch uint64
 
 // PartitionID is the index of a partition in View.Partitions. It stays the same as long as the partition is a member of
@@ -78,9 +78,9 @@ type View struct {
 	Partitions []Partition
 	// Chains has the chain of each range. Their number is a power of two.
 	Chains []Chain
-	// Versions counts the changes of each chain. It is the epoch of the chain, which the messages between its replicas
-	// carry, so that a change of one chain does not concern the others.
-	Versions []uint32
+	// ChainEpochs counts the changes of each chain. It is the epoch of the chain, which the messages between its
+	// replicas carry, so that a change of one chain does not concern the others.
+	ChainEpochs []uint32
 }
 
 // ErrInvalid is wrapped by the errors of Check and Decode.
@@ -118,7 +118,7 @@ type Reports interface {
 func (v *View) Next(reports Reports) (*View, bool) {
 	next := *v
 	next.Epoch++
-	next.Chains, next.Versions = make([]Chain, len(v.Chains)), slices.Clone(v.Versions)
+	next.Chains, next.ChainEpochs = make([]Chain, len(v.Chains)), slices.Clone(v.ChainEpochs)
 	wanted := v.wanted(reports)
 	changed := false
 	for r, c := range v.Chains {
@@ -133,10 +133,10 @@ func (v *View) Next(reports Reports) (*View, bool) {
 		}
 		next.Chains[r] = Next(c, wanted[r], report, next.Epoch)
 		if len(c) > 1 && slices.Equal(c, next.Chains[r]) {
-			next.Chains[r] = HandOver(c, report(c[0].Partition).Yield, v.Versions[r])
+			next.Chains[r] = HandOver(c, report(c[0].Partition).Yield, v.ChainEpochs[r])
 		}
 		if !slices.Equal(c, next.Chains[r]) {
-			next.Versions[r]++
+			next.ChainEpochs[r]++
 			changed = true
 		}
 	}
@@ -146,9 +146,10 @@ func (v *View) Next(reports Reports) (*View, bool) {
 	return &next, true
 }
 
-// AcceptLoss gives up the data of a halted range in v, which is about to be the next view and has Chains and Versions
-// of its own: see the function of that name. Whoever has the most objects comes first, also if it has left the chain.
-// Of those that have as many, members come first, because they may have some of the data. It reports whether it has.
+// AcceptLoss gives up the data of a halted range in v, which is about to be the next view and has Chains and
+// ChainEpochs of its own: see the function of that name. Whoever has the most objects comes first, also if it has left
+// the chain. Of those that have as many, members come first, because they may have some of the data. It reports whether
+// it has.
 func (v *View) AcceptLoss(r int, reports Reports) bool {
 	var candidates []PartitionID
 	for _, m := range v.Chains[r] {
@@ -174,7 +175,7 @@ func (v *View) AcceptLoss(r int, reports Reports) bool {
 		return false
 	}
 	v.Chains[r] = next
-	v.Versions[r]++
+	v.ChainEpochs[r]++
 	return true
 }
 
@@ -254,7 +255,7 @@ func (v *View) Check() error {
 		{v.Epoch > 0, "epoch", v.Epoch, "at least 1"},
 		{v.Replicas >= 1 && v.Replicas <= MaxReplicas, "replicas", v.Replicas, "1 to 5"},
 		{n >= MinRanges && n <= MaxRanges && n&(n-1) == 0, "number of ranges", n, "a power of two from 16 to 65536"},
-		{len(v.Versions) == n, "number of chains' versions", len(v.Versions), fmt.Sprint(n)},
+		{len(v.ChainEpochs) == n, "number of chains' epochs", len(v.ChainEpochs), fmt.Sprint(n)},
 		{len(v.Nodes) <= MaxNodes, "number of nodes", len(v.Nodes), "at most 4096"},
 		{len(v.Partitions) <= MaxPartitions, "number of partitions", len(v.Partitions), "at most 65536"},
 	} {

@@ -203,7 +203,7 @@ func (l *Lab) Run(sc Scenario) (*Result, error) {
 func (r *run) start() error {
 	sc := r.sc
 	r.view = &view.View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: sc.Replicas, HashSeed: hashSeed,
-		Chains: make([]view.Chain, sc.Ranges), Versions: make([]uint32, sc.Ranges)}
+		Chains: make([]view.Chain, sc.Ranges), ChainEpochs: make([]uint32, sc.Ranges)}
 	for i := range sc.Nodes {
 		r.view.Nodes = append(r.view.Nodes, view.Node{Name: nodeName(i), Out: sc.Event == Join && i == sc.Nodes-1})
 		r.view.Partitions = append(r.view.Partitions, view.Partition{ID: uuid.UUID{2, byte(i)}, Node: uint16(i),

@@ -49,7 +49,7 @@ func alone(id uuid.UUID) *cluster.Map {
 		Partitions: []view.Partition{{ID: id, Weight: 1}}}
 	for range view.MinRanges {
 		v.Chains = append(v.Chains, view.Chain{{State: view.Serving, Since: 2}})
-		v.Versions = append(v.Versions, 1)
+		v.ChainEpochs = append(v.ChainEpochs, 1)
 	}
 	return &cluster.Map{View: v}
 }
