@@ -238,7 +238,7 @@ func TestANodeThatIsAwayForLongIsReplaced(t *testing.T) {
 	w := healthyWorld(t, 4, 3)
 	const away = 10 * lease
 	for _, n := range w.nodes {
-		n.n.t.away = away
+		n.n.t.awayNS = away
 	}
 	gone := w.nodes[w.rng.IntN(4)]
 	for gone.n.Manages() { // another manager counts from when it became one

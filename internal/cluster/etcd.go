@@ -28,7 +28,7 @@ type etcd struct {
 	syncedNS int64
 	// managerRev, stampRev and viewRev are the revisions of the records, 0: absent. A new revision of one of them is a
 	// sign of the manager. seenNS is the time of the last sign (it was written before that); signsNS is the time since
-	// which no two signs were timing.takeover or more apart.
+	// which no two signs were timing.takeoverNS or more apart.
 	managerRev, stampRev, viewRev int64
 	seenNS                        int64
 	signsNS                       int64
@@ -107,7 +107,7 @@ func (n *Node) answered(r *Response, out *Actions) {
 	e := &n.etcd
 	if r.Err != nil {
 		e.steadyNS = n.now
-		e.retryNS = n.now + n.t.retry
+		e.retryNS = n.now + n.t.retryNS
 		if p == toTakeOver || p == toWriteView {
 			e.synced = false // everything is read again, which shows whether the request has taken effect
 		}
@@ -127,9 +127,9 @@ func (n *Node) answered(r *Response, out *Actions) {
 	case toRead:
 		n.read(r, out)
 	case toLease:
-		e.lease, e.renewNS = r.Lease, n.now+n.t.registration/3
+		e.lease, e.renewNS = r.Lease, n.now+n.t.registrationNS/3
 	case toRenew:
-		e.renewNS = n.now + n.t.registration/3
+		e.renewNS = n.now + n.t.registrationNS/3
 		if !r.Done {
 			e.synced, e.lease = false, 0 // the watch tells of the registration, too, but later
 		}
@@ -153,7 +153,7 @@ func (n *Node) read(r *Response, out *Actions) {
 	e := &n.etcd
 	var next content
 	if err := n.checkRead(r, &next); err != nil {
-		e.synced, e.retryNS = false, n.now+n.t.reread
+		e.synced, e.retryNS = false, n.now+n.t.rereadNS
 		n.setProblem(err, out)
 		return
 	}
@@ -312,7 +312,7 @@ func (n *Node) apply(kv *KeyValue, out *Actions) {
 
 // sign notes a sign of the manager: a new revision of its record, its stamp or the view.
 func (n *Node) sign() {
-	if n.now-n.etcd.seenNS >= n.t.takeover {
+	if n.now-n.etcd.seenNS >= n.t.takeoverNS {
 		n.etcd.signsNS = n.now
 	}
 	n.etcd.seenNS = n.now
@@ -371,7 +371,7 @@ func (n *Node) tendEtcd(out *Actions) {
 	}
 	if n.problem != nil {
 		// A problem that the manager has told of. What it depends on is read again.
-		e.synced, e.retryNS = false, n.now+n.t.reread
+		e.synced, e.retryNS = false, n.now+n.t.rereadNS
 		return
 	}
 	n.register(out)
@@ -390,12 +390,12 @@ func (n *Node) register(out *Actions) {
 			e.takenNS = n.now
 		}
 		e.takenNS = max(e.takenNS, e.steadyNS)
-		if n.now-e.takenNS > outlast(2*n.t.registration) {
+		if n.now-e.takenNS > outlast(2*n.t.registrationNS) {
 			n.setProblem(fmt.Errorf("%w: %s, at %s", ErrDuplicateName, n.cfg.Name, own.address), out)
 		}
 		return
 	case e.lease == 0:
-		n.ask(toLease, Request{Kind: Lease, TTLNS: n.t.registration}, out)
+		n.ask(toLease, Request{Kind: Lease, TTLNS: n.t.registrationNS}, out)
 		return
 	case n.now >= e.renewNS:
 		n.ask(toRenew, Request{Kind: KeepAlive, Lease: e.lease}, out)
@@ -423,11 +423,11 @@ func (n *Node) campaign(out *Actions) {
 	}
 	blind := false
 	if e.manager != nil {
-		patience := n.t.takeover
-		if n.now-n.granted < n.t.unanswered && n.granted != 0 {
-			patience = n.t.takeoverLate
+		patience := n.t.takeoverNS
+		if n.now-n.grantedNS < n.t.unansweredNS && n.grantedNS != 0 {
+			patience = n.t.takeoverLateNS
 		}
-		if n.now-max(e.seenNS, e.steadyNS, n.attentive) < patience {
+		if n.now-max(e.seenNS, e.steadyNS, n.attentiveNS) < patience {
 			if blind = n.outvoted(); !blind {
 				return
 			}

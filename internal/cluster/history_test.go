@@ -65,7 +65,7 @@ func history(t *testing.T, seed uint64) *world {
 	w.etcd.Late = rng.IntN(2) == 0
 	if rng.IntN(4) == 0 {
 		for _, n := range w.nodes {
-			n.n.t.away = 2 * lease
+			n.n.t.awayNS = 2 * lease
 		}
 	}
 	if w.hasty = rng.IntN(2) == 0; w.hasty {

@@ -12,9 +12,9 @@ import (
 type lead struct {
 	// electedNS is when it became manager.
 	electedNS int64
-	// strangersNS is when the authority of every process that has not reported in this term is over: earlier managers
+	// unreportedNS is when the authority of every process that has not reported in this term is over: earlier managers
 	// may have granted it.
-	strangersNS int64
+	unreportedNS int64
 	// proofNS is until when authority may be granted because etcd has confirmed that this node is the manager.
 	proofNS int64
 	// stampNS is when the next stamp is due.
@@ -22,7 +22,7 @@ type lead struct {
 	processes      map[Incarnation]*process
 	// acts: the newest view acts.
 	acts bool
-	// ready: at the last helloNS the newest view acted, and every admitted node had reported within timing.authority
+	// ready: at the last helloNS the newest view acted, and every admitted node had reported within timing.authorityNS
 	// that it is Connected.
 	ready bool
 	// candidates are views whose writes were sent to etcd and may have taken effect, or may do so later.
@@ -72,11 +72,11 @@ type candidate struct {
 
 // becomeManager begins a term. sentNS is when the request that has begun it was sent.
 func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
-	// An earlier manager may have granted authority until timing.proof after the last sign of it, and such a grant
-	// lasts for timing.authority. last is the latest of: the last sign in etcd, the last stamp by which this node has
+	// An earlier manager may have granted authority until timing.proofNS after the last sign of it, and such a grant
+	// lasts for timing.authorityNS. last is the latest of: the last sign in etcd, the last stamp by which this node has
 	// made a promise, and the start of this process. If this node is eligible by a view that another manager has
 	// written, that one relied on promises only before it wrote the view, which was seen later.
-	last := max(n.etcd.seenNS, n.promised, n.started)
+	last := max(n.etcd.seenNS, n.stampSeenNS, n.startedNS)
 	if n.attempt.blind {
 		last = n.now // there may be later stamps than the one that was seen, but none after the takeover
 	}
@@ -84,9 +84,9 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 	// Requests that it has sent as the manager of an earlier term fail now, but their answers may take until the
 	// deadline.
 	n.etcd.flights[toStamp].busy, n.etcd.flights[toWriteView].busy = false, false
-	n.lead = &lead{electedNS: n.now, strangersNS: last + outlast(n.t.proof+n.t.authority), proofNS: sentNS + n.t.proof,
-		stampNS: n.now, processes: map[Incarnation]*process{}, changed: true, goneNS: map[string]int64{},
-		troubles: map[view.PartitionID]trouble{}, helloNS: n.now}
+	n.lead = &lead{electedNS: n.now, unreportedNS: last + outlast(n.t.proofNS+n.t.authorityNS),
+		proofNS: sentNS + n.t.proofNS, stampNS: n.now, processes: map[Incarnation]*process{}, changed: true,
+		goneNS: map[string]int64{}, troubles: map[view.PartitionID]trouble{}, helloNS: n.now}
 	out.Changed = true
 }
 
@@ -96,7 +96,7 @@ func (n *Node) stamp(out *Actions) {
 	if n.ask(toStamp, Request{Kind: Txn, If: []Compare{{keyManager, n.etcd.managerRev}},
 		Then: []Put{{Key: keyStamp, Value: encodeStamp(n.term, uint64(l.count))}}}, out) {
 		l.count++
-		l.stampNS = n.now + n.t.stamp
+		l.stampNS = n.now + n.t.stampNS
 	}
 }
 
@@ -110,7 +110,7 @@ func (n *Node) stamped(f flight, r *Response) {
 		n.etcd.synced, n.etcd.retryNS = false, n.now
 		return
 	}
-	l.proofNS = max(l.proofNS, f.sentNS+n.t.proof)
+	l.proofNS = max(l.proofNS, f.sentNS+n.t.proofNS)
 	if r.Revision > n.etcd.stampRev {
 		n.etcd.stampRev, n.etcd.seenNS = r.Revision, n.now
 	}
@@ -163,7 +163,7 @@ func (n *Node) reported(r *Report, out *Actions) {
 		l.changed = true
 	}
 	a.Version = p.version
-	if n.newest != nil && r.Seen == n.newest.Epoch && n.now-p.roundNS() < n.t.lease && n.mayGrant(r.Incarnation) {
+	if n.newest != nil && r.Seen == n.newest.Epoch && n.now-p.roundNS() < n.t.leaseNS && n.mayGrant(r.Incarnation) {
 		a.Granted, p.grantedNS = true, n.now
 	}
 	if n.newest != nil && r.Seen < n.newest.Epoch {
@@ -216,7 +216,7 @@ func (n *Node) refuses(r *Report) Refusal {
 	}
 	for _, other := range n.lead.processes {
 		if other.Name == r.Name && other != p && n.newest.admits(other.Incarnation) &&
-			n.now-other.heardNS < n.t.lease && other.heardNS-p.firstNS > 2*n.t.lease {
+			n.now-other.heardNS < n.t.leaseNS && other.heardNS-p.firstNS > 2*n.t.leaseNS {
 			return NameTaken
 		}
 	}
@@ -240,7 +240,7 @@ func (n *Node) mayGrant(i Incarnation) bool {
 // promisedNS is until when all others that may become managers have promised not to act as such. Those are the
 // processes that are admitted by the newest view, or by one that may have become the newest.
 func (n *Node) promisedNS() int64 {
-	least := n.promisedBy(n.newest, n.now+n.t.proof)
+	least := n.promisedBy(n.newest, n.now+n.t.proofNS)
 	for _, c := range n.lead.candidates {
 		least = n.promisedBy(c.Map, least)
 	}
@@ -256,7 +256,7 @@ func (n *Node) promisedBy(m *Map, least int64) int64 {
 		if p == nil || p.echoNS == 0 {
 			return 0
 		}
-		least = min(least, p.echoNS+n.t.proof)
+		least = min(least, p.echoNS+n.t.proofNS)
 	}
 	return least
 }
@@ -264,9 +264,9 @@ func (n *Node) promisedBy(m *Map, least int64) int64 {
 // authorityOver reports whether the authority of a process is over, if no more is granted.
 func (n *Node) authorityOver(i Incarnation) bool {
 	if p := n.lead.processes[i]; p != nil {
-		return n.now >= max(p.firstNS, p.grantedNS)+outlast(n.t.authority)
+		return n.now >= max(p.firstNS, p.grantedNS)+outlast(n.t.authorityNS)
 	}
-	return n.now >= n.lead.strangersNS
+	return n.now >= n.lead.unreportedNS
 }
 
 // silent reports whether an admitted process is to be given up: its reports do not come, or it does not get the
@@ -274,7 +274,7 @@ func (n *Node) authorityOver(i Incarnation) bool {
 // node became the manager, or was paused.
 func (n *Node) silent(i Incarnation, lease, grace int64) bool {
 	l := n.lead
-	until := max(l.electedNS, n.attentive) + grace
+	until := max(l.electedNS, n.attentiveNS) + grace
 	if p := l.processes[i]; p != nil {
 		until = max(until, min(p.heardNS+lease, p.roundNS()+2*lease))
 	}
@@ -295,14 +295,14 @@ func (n *Node) patience() (lease, grace int64) {
 			continue
 		}
 		alive++
-		if p := n.lead.processes[inc]; inc != n.cfg.Incarnation && (p == nil || n.now-p.heardNS >= n.t.authority) {
+		if p := n.lead.processes[inc]; inc != n.cfg.Incarnation && (p == nil || n.now-p.heardNS >= n.t.authorityNS) {
 			silent++
 		}
 	}
 	if 2*silent > alive {
-		return n.t.most, n.t.most
+		return n.t.mostNS, n.t.mostNS
 	}
-	return n.t.lease, n.t.grace
+	return n.t.leaseNS, n.t.graceNS
 }
 
 // manage does the periodic work of a manager.
@@ -318,11 +318,11 @@ func (n *Node) manage(out *Actions) {
 	}
 	if l.acts && n.problem == nil && n.etcd.synced && n.etcd.mapEpoch == n.newest.Epoch && n.now >= n.etcd.retryNS &&
 		!n.busy(toWriteView) && n.now >= l.nextNS && (l.changed || n.now >= l.lookNS) {
-		l.nextNS, l.lookNS = n.now+n.t.pause, n.now+n.t.tick
+		l.nextNS, l.lookNS = n.now+n.t.pauseNS, n.now+n.t.tickNS
 		n.next(out)
 	}
 	if n.now >= l.helloNS {
-		l.helloNS = n.now + n.t.report
+		l.helloNS = n.now + n.t.reportNS
 		l.ready = l.acts && n.allConnected()
 		n.tell(out, false)
 		n.forget()
@@ -341,12 +341,12 @@ func (n *Node) confirmed() bool {
 }
 
 // tell sends hellos: with all, to all nodes, because the view acts; otherwise to nodes that have not reported for
-// timing.authority, and may not know of the view or of the manager.
+// timing.authorityNS, and may not know of the view or of the manager.
 func (n *Node) tell(out *Actions, all bool) {
 	l := n.lead
 	send := func(i Incarnation, address string) {
 		p := l.processes[i]
-		if i != n.cfg.Incarnation && address != "" && (all || p == nil || n.now-p.heardNS >= n.t.authority) {
+		if i != n.cfg.Incarnation && address != "" && (all || p == nil || n.now-p.heardNS >= n.t.authorityNS) {
 			out.Sends = append(out.Sends, Send{To: address, Message: Message{Answer: n.hello(i)}})
 		}
 	}
@@ -372,7 +372,7 @@ func (n *Node) hello(to Incarnation) *Answer {
 func (n *Node) allConnected() bool {
 	for _, i := range n.newest.Admitted {
 		if p := n.lead.processes[i]; i != 0 && (p == nil || !p.connected || p.seen != n.newest.Epoch ||
-			n.now-p.heardNS >= n.t.authority) {
+			n.now-p.heardNS >= n.t.authorityNS) {
 			return false
 		}
 	}
@@ -382,7 +382,7 @@ func (n *Node) allConnected() bool {
 // forget removes the records of processes that are gone.
 func (n *Node) forget() {
 	for i, p := range n.lead.processes {
-		if n.now-p.heardNS > 10*n.t.lease && !n.newest.admits(i) {
+		if n.now-p.heardNS > 10*n.t.leaseNS && !n.newest.admits(i) {
 			delete(n.lead.processes, i)
 		}
 	}
@@ -485,8 +485,8 @@ func (n *Node) members(m *Map) (differs bool) {
 	for _, name := range slices.Sorted(maps.Keys(n.etcd.nodes)) {
 		reg := n.etcd.nodes[name]
 		p := l.processes[reg.incarnation]
-		if p == nil || p.Name != name || p.seen != n.newest.Epoch || n.now-p.heardNS >= n.t.lease ||
-			n.now-p.roundNS() >= n.t.lease || reg.protocol != Protocol {
+		if p == nil || p.Name != name || p.seen != n.newest.Epoch || n.now-p.heardNS >= n.t.leaseNS ||
+			n.now-p.roundNS() >= n.t.leaseNS || reg.protocol != Protocol {
 			continue
 		}
 		i := slices.IndexFunc(v.Nodes, func(e view.Node) bool { return e.Name == name })
@@ -528,7 +528,7 @@ func (n *Node) setOut(m *Map) (differs bool) {
 			if !known {
 				n.lead.goneNS[name], since = n.now, n.now
 			}
-			out = out || m.Nodes[i].Out || n.now-since > n.t.away
+			out = out || m.Nodes[i].Out || n.now-since > n.t.awayNS
 		}
 		differs = differs || m.Nodes[i].Out != out
 		m.Nodes[i].Out = out

@@ -11,48 +11,49 @@ import (
 
 // timing has the durations that follow from the lease, in nanoseconds of this node's clock, with the reason for each.
 type timing struct {
-	// lease is how long a node may be silent before the manager gives it up.
-	lease int64
-	// authority is how long a grant of authority lasts, proof how long after a proof (a confirmed stamp, or promises) a
-	// manager may grant authority. They are half a lease each, so that the next manager can give up a node that does
-	// not report to it one lease after the last sign of the manager before it.
-	authority, proof int64
-	// report and stamp are the intervals of reports and stamps. They are short, because several may be lost.
-	report, stamp int64
-	// takeover is how long a stamp may be unchanged before others take over, if the manager has granted no authority
-	// for a report that was sent within the last unanswered; takeoverLate is that time if it has. takeover and
-	// unanswered are shorter than authority, so that nodes still have authority when the next manager grants it.
-	// takeoverLate is longer: the manager still answers and is only cut off from etcd, so that nothing is urgent.
+	// leaseNS is how long a node may be silent before the manager gives it up.
+	leaseNS int64
+	// authorityNS is how long a grant of authority lasts, proofNS how long after a proof (a confirmed stamp, or
+	// promises) a manager may grant authority. They are half a lease each, so that the next manager can give up a node
+	// that does not report to it one lease after the last sign of the manager before it.
+	authorityNS, proofNS int64
+	// reportNS and stampNS are the intervals of reports and stamps. They are short, because several may be lost.
+	reportNS, stampNS int64
+	// takeoverNS is how long a stamp may be unchanged before others take over, if the manager has granted no authority
+	// for a report that was sent within the last unansweredNS; takeoverLateNS is that time if it has. takeoverNS and
+	// unansweredNS are shorter than authorityNS, so that nodes still have authority when the next manager grants it.
+	// takeoverLateNS is longer: the manager still answers and is only cut off from etcd, so that nothing is urgent.
 	// Nothing else depends on them: how long a manager waits for nodes that do not report is counted from the last sign
 	// of the one before it.
-	takeover, takeoverLate, unanswered int64
-	// unserved is how long a node gets no authority from a manager that stamps before it reports that to other nodes,
-	// and replace how long before it takes over if most of them report the same (unserved.go). most is how long a
+	takeoverNS, takeoverLateNS, unansweredNS int64
+	// unservedNS is how long a node gets no authority from a manager that stamps before it reports that to other nodes,
+	// and replaceNS how long before it takes over if most of them report the same (unserved.go). mostNS is how long a
 	// manager waits before it gives up most of the nodes: long enough that they can replace it before, if it is the one
 	// that is cut off.
-	unserved, replace, most int64
-	// grace is how long a node has at least to find a new manager, or one that was paused, before it counts as silent.
-	grace int64
-	// retry is the time between attempts of a request that etcd has not answered, reread that between attempts to read
-	// everything again while there is a problem.
-	retry, reread int64
-	// registration is the lease of a registration in etcd.
-	registration int64
-	// pause is the time between two computations of a view: all changes within it are one change of the map.
-	pause int64
-	// tick is the longest time between two calls of Wake. gap: if two calls are further apart, the process counts as
-	// having been paused.
-	tick, gap int64
-	// away is how long a node may be gone before its ranges are given to others for good.
-	away int64
+	unservedNS, replaceNS, mostNS int64
+	// graceNS is how long a node has at least to find a new manager, or one that was paused, before it counts as
+	// silent.
+	graceNS int64
+	// retryNS is the time between attempts of a request that etcd has not answered, rereadNS that between attempts to
+	// read everything again while there is a problem.
+	retryNS, rereadNS int64
+	// registrationNS is the lease of a registration in etcd.
+	registrationNS int64
+	// pauseNS is the time between two computations of a view: all changes within it are one change of the map.
+	pauseNS int64
+	// tickNS is the longest time between two calls of Wake. gapNS: if two calls are further apart, the process counts
+	// as having been paused.
+	tickNS, gapNS int64
+	// awayNS is how long a node may be gone before its ranges are given to others for good.
+	awayNS int64
 }
 
 func newTiming(lease, away int64) timing {
-	return timing{lease: lease, authority: lease / 2, proof: lease / 2, report: lease / 10, stamp: lease / 8,
-		takeover: lease * 35 / 100, takeoverLate: 3 * lease, unanswered: lease * 3 / 10,
-		unserved: lease / 2, replace: lease * 6 / 10, most: lease * 3 / 2, grace: lease / 2,
-		retry: lease / 5, reread: 2 * lease, registration: 5 * lease, pause: lease / 100, tick: lease / 20,
-		gap: lease / 4, away: away}
+	return timing{leaseNS: lease, authorityNS: lease / 2, proofNS: lease / 2, reportNS: lease / 10, stampNS: lease / 8,
+		takeoverNS: lease * 35 / 100, takeoverLateNS: 3 * lease, unansweredNS: lease * 3 / 10,
+		unservedNS: lease / 2, replaceNS: lease * 6 / 10, mostNS: lease * 3 / 2, graceNS: lease / 2,
+		retryNS: lease / 5, rereadNS: 2 * lease, registrationNS: 5 * lease, pauseNS: lease / 100, tickNS: lease / 20,
+		gapNS: lease / 4, awayNS: away}
 }
 
 // outlast returns a duration on this node's clock, in nanoseconds, after which the duration ns has certainly passed on
@@ -71,12 +72,12 @@ type Node struct {
 	cfg Config
 	t   timing
 	now int64
-	// started is the time of the first call. Earlier processes of the node have made no promise after it.
-	started int64
-	// attentive is the time of the first call after the last pause of the process (timing.gap).
-	attentive int64
-	problem   error
-	etcd      etcd
+	// startedNS is the time of the first call. Earlier processes of the node have made no promise after it.
+	startedNS int64
+	// attentiveNS is the time of the first call after the last pause of the process (timing.gapNS).
+	attentiveNS int64
+	problem     error
+	etcd        etcd
 
 	// term is that of the newest manager that the node knows, manager the identity of that. term never goes back.
 	term    uint64
@@ -84,20 +85,20 @@ type Node struct {
 	// newest is the newest view, active the one that the node acts on, nil if it is not admitted.
 	// Invariant: active.Epoch <= newest.Epoch.
 	newest, active *Map
-	// until is when authority ends.
-	until int64
+	// untilNS is when authority ends.
+	untilNS int64
 
 	// seq numbers the reports, sent are the times of the last ones.
 	seq  uint64
 	sent [64]sentReport
 	// echo is the newest stamp of the manager of the present term, by that manager's clock.
 	echo int64
-	// promised is when the last stamp of another manager has come. The promise of this node's reports (see Report) ends
-	// timing.proof after the stamp that they echo, which was not later.
-	promised int64
-	// granted is when the newest report that was answered with authority was sent. An answer may come late, or twice.
-	granted  int64
-	reportNS int64 // when the next report is due
+	// stampSeenNS is when the last stamp of another manager has come. The promise of this node's reports (see Report)
+	// ends timing.proofNS after the stamp that they echo, which was not later.
+	stampSeenNS int64
+	// grantedNS is when the newest report that was answered with authority was sent. An answer may come late, or twice.
+	grantedNS int64
+	reportNS  int64 // when the next report is due
 	// version counts the changes of holdings; known is the version that the manager has.
 	version, known uint64
 	holdings       Holdings
@@ -206,7 +207,7 @@ func (n *Node) Active() *Map { return n.active }
 
 // Authority is until when the node may serve what Serves allows, on its own clock. It is to be looked at after a value
 // was fetched and before it is sent.
-func (n *Node) Authority() int64 { return n.until }
+func (n *Node) Authority() int64 { return n.untilNS }
 
 // Manager is the newest manager that the node knows of, zero if there is none.
 func (n *Node) Manager() Identity { return n.manager }
@@ -255,11 +256,11 @@ func (m *Map) holds(p view.PartitionID, r int) (since view.Epoch, ok bool) {
 
 func (n *Node) advance(now int64) {
 	invariants.Check(now >= n.now, "cluster: the time goes back")
-	if n.started == 0 {
-		n.started, n.attentive, n.etcd.steadyNS = now, now, now
+	if n.startedNS == 0 {
+		n.startedNS, n.attentiveNS, n.etcd.steadyNS = now, now, now
 	}
-	if now-n.now > n.t.gap {
-		n.attentive = now
+	if now-n.now > n.t.gapNS {
+		n.attentiveNS = now
 	}
 	n.now = now
 }
@@ -272,9 +273,9 @@ func (n *Node) turn(out *Actions) {
 	}
 	if n.now >= n.reportNS {
 		n.report(out)
-		n.reportNS = n.now + n.t.report
+		n.reportNS = n.now + n.t.reportNS
 	}
-	out.WakeNS = min(n.now+n.t.tick, n.reportNS)
+	out.WakeNS = min(n.now+n.t.tickNS, n.reportNS)
 	if n.lead != nil && n.lead.changed && n.lead.nextNS > n.now {
 		out.WakeNS = min(out.WakeNS, n.lead.nextNS)
 	}
@@ -306,7 +307,7 @@ func (n *Node) report(out *Actions) {
 		return
 	}
 	out.Sends = append(out.Sends, Send{To: n.manager.Address, Message: Message{Report: r}})
-	if n.unservedNS() >= n.t.unserved {
+	if n.unservedNS() >= n.t.unservedNS {
 		n.tellOthers(r, out)
 	}
 }
@@ -314,7 +315,7 @@ func (n *Node) report(out *Actions) {
 // follow takes the manager of a newer term.
 func (n *Node) follow(term uint64, id Identity) {
 	invariants.Check(term > n.term, "cluster: the term goes back")
-	n.unserved.follow(n.now, n.granted)
+	n.unserved.follow(n.now, n.grantedNS)
 	n.term, n.manager, n.echo, n.known, n.reportNS = term, id, 0, 0, n.now
 	n.lead, n.ready = nil, false
 }
@@ -340,7 +341,7 @@ func (n *Node) answer(a *Answer, out *Actions) {
 	if a.Stamp > n.echo {
 		n.echo = a.Stamp
 		if n.lead == nil {
-			n.promised = n.now
+			n.stampSeenNS = n.now
 		}
 	}
 	if a.Seq != 0 {
@@ -374,8 +375,8 @@ func (n *Node) answeredReport(a *Answer, out *Actions) {
 		n.setProblem(fmt.Errorf("%w: %s, as the manager %s knows", ErrDuplicateName, n.cfg.Name, a.Manager.Name), out)
 	}
 	if a.Granted && n.newest != nil && n.newest.admits(n.cfg.Incarnation) {
-		n.until, out.Changed = max(n.until, sent.at+n.t.authority), true
-		n.granted = max(n.granted, sent.at)
+		n.untilNS, out.Changed = max(n.untilNS, sent.at+n.t.authorityNS), true
+		n.grantedNS = max(n.grantedNS, sent.at)
 	}
 }
 
@@ -400,7 +401,7 @@ func (n *Node) see(m *Map, out *Actions) {
 		maps.DeleteFunc(addresses, func(i Incarnation, _ string) bool { return !keep[i] })
 	}
 	if !m.admits(n.cfg.Incarnation) {
-		n.active, n.until = nil, 0
+		n.active, n.untilNS = nil, 0
 	}
 	n.reportNS = n.now
 	if l := n.lead; l != nil {

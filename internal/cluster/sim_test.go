@@ -195,9 +195,9 @@ func (n *node) on(life *lab.Process, call func(now int64, out *Actions)) {
 // safety depends on.
 func (n *node) hurry() {
 	t, rng := &n.n.t, n.w.rng
-	t.takeover, t.takeoverLate = 1+rng.Int64N(300*ms), 1+rng.Int64N(300*ms)
-	t.grace, t.lease, t.most = 1+rng.Int64N(200*ms), t.authority, t.authority
-	t.unserved, t.replace = 1+rng.Int64N(300*ms), 50*ms+rng.Int64N(300*ms)
+	t.takeoverNS, t.takeoverLateNS = 1+rng.Int64N(300*ms), 1+rng.Int64N(300*ms)
+	t.graceNS, t.leaseNS, t.mostNS = 1+rng.Int64N(200*ms), t.authorityNS, t.authorityNS
+	t.unservedNS, t.replaceNS = 1+rng.Int64N(300*ms), 50*ms+rng.Int64N(300*ms)
 }
 
 func (n *node) carryOut(life *lab.Process, out *Actions) {

@@ -4,14 +4,14 @@ import "jbofd/internal/cluster/view"
 
 // trouble is the manager's record of a partition whose drive does not work: it fails writes, or completes nothing. The
 // partition keeps its ranges for a while, like a node that is away, because copying them takes long, and the drive may
-// recover. After timing.away the partition is out: others get its ranges, if there are enough others. It is in again
-// when its node has not reported the trouble for timing.away/calm.
+// recover. After timing.awayNS the partition is out: others get its ranges, if there are enough others. It is in again
+// when its node has not reported the trouble for timing.awayNS/calm.
 type trouble struct {
 	// firstNS and lastNS are when its node has reported it first and last.
 	firstNS, lastNS int64
 }
 
-// calm divides timing.away: the trouble of a partition is over when its node has not reported it for that long.
+// calm divides timing.awayNS: the trouble of a partition is over when its node has not reported it for that long.
 const calm = 10
 
 // setPartitionsOut sets which partitions are to have no ranges because of their drives, and reports whether that has
@@ -30,10 +30,10 @@ func (n *Node) setPartitionsOut(m *Map) (differs bool) {
 			l.troubles[id] = trouble{n.now, n.now}
 		case fails:
 			l.troubles[id] = trouble{t.firstNS, n.now}
-			if !p.Out && n.now-t.firstNS > n.t.away && m.CanSpare(id, &judgement{l, m}) {
+			if !p.Out && n.now-t.firstNS > n.t.awayNS && m.CanSpare(id, &judgement{l, m}) {
 				p.Out, differs = true, true
 			}
-		case !known || n.now-t.lastNS > n.t.away/calm:
+		case !known || n.now-t.lastNS > n.t.awayNS/calm:
 			delete(l.troubles, id)
 			differs = differs || p.Out
 			p.Out = false

@@ -74,7 +74,7 @@ func (w *world) failDrives(n *node, ns int64) {
 func troubledWorld(t *testing.T, nodes int, away int64) (w *world, failing *node) {
 	w = healthyWorld(t, nodes, 3)
 	for _, n := range w.nodes {
-		n.n.t.away = away
+		n.n.t.awayNS = away
 		if !n.n.Manages() {
 			failing = n
 		}

@@ -55,10 +55,10 @@ func (u *unserved) follow(now, grantedNS int64) {
 func (n *Node) unservedNS() int64 {
 	e, u := &n.etcd, &n.unserved
 	if n.lead != nil || n.problem != nil || e.manager == nil || e.manager.term != n.term || !e.synced ||
-		n.now-e.seenNS >= n.t.takeover || n.newest == nil || !n.newest.admits(n.cfg.Incarnation) {
+		n.now-e.seenNS >= n.t.takeoverNS || n.newest == nil || !n.newest.admits(n.cfg.Incarnation) {
 		return 0
 	}
-	return n.now - max(n.granted, n.attentive, u.termNS, u.admittedNS, e.signsNS)
+	return n.now - max(n.grantedNS, n.attentiveNS, u.termNS, u.admittedNS, e.signsNS)
 }
 
 // tellOthers sends a report to other nodes than the manager. It contains no further promise.
@@ -101,10 +101,10 @@ func (n *Node) overheard(r *Report) {
 // that have reported to it that they are, it has the majority of the admitted nodes.
 func (n *Node) outvoted() bool {
 	terms := n.unserved.terms
-	if n.granted >= n.unserved.termNS {
+	if n.grantedNS >= n.unserved.termNS {
 		terms = 0 // this manager has granted authority
 	}
-	if n.unservedNS() < n.t.replace*(1+terms) {
+	if n.unservedNS() < n.t.replaceNS*(1+terms) {
 		return false
 	}
 	all, unserved := 0, 1
@@ -113,7 +113,7 @@ func (n *Node) outvoted() bool {
 			continue
 		}
 		all++
-		if at, told := n.unserved.others[inc]; told && inc != n.cfg.Incarnation && n.now-at < n.t.unanswered {
+		if at, told := n.unserved.others[inc]; told && inc != n.cfg.Incarnation && n.now-at < n.t.unansweredNS {
 			unserved++
 		}
 	}

@@ -66,8 +66,8 @@ func TestAManagerThatMostNodesDoNotHearIsReplaced(t *testing.T) {
 		longest, longestWithout = max(longest, took), max(longestWithout, without)
 		t.Logf("%d nodes, direction %d: %d ms, %d without authority", len(w.nodes), direction, took/ms, without/ms)
 		// It may not have seen the last stamp of the former manager.
-		if l := w.leader().n.lead; l.strangersNS < l.electedNS+outlast(lease) {
-			t.Errorf("the new manager waits for %d ms", (l.strangersNS-l.electedNS)/ms)
+		if l := w.leader().n.lead; l.unreportedNS < l.electedNS+outlast(lease) {
+			t.Errorf("the new manager waits for %d ms", (l.unreportedNS-l.electedNS)/ms)
 		}
 		w.steadyOf(20*lease, x)
 		if w.takeover != managers+1 {
@@ -236,7 +236,7 @@ func TestANewManagerThatOthersDoNotHearIsReplaced(t *testing.T) {
 		}
 		for _, n := range w.nodes {
 			if n != x && n != y {
-				n.n.t.takeover += 100 * ms // y is the first to take over
+				n.n.t.takeoverNS += 100 * ms // y is the first to take over
 			}
 		}
 		for _, l := range w.linksOf(y, 4, 0) {
