@@ -246,17 +246,17 @@ func (r *Replica) continuePass(out *Actions) {
 	idle := 0
 	for i := range p.tasks {
 		t := &p.tasks[i]
-		if t.state == taskIdle && !p.take(t) && !p.takeOpen(t, r.now) {
+		if t.state == taskIdle && !p.take(t) && !p.takeOpen(t, r.nowNS) {
 			idle++
 		}
-		if t.state != taskWanted || t.copied && (r.tooFull || r.now < t.dueNS) {
+		if t.state != taskWanted || t.copied && (r.tooFull || r.nowNS < t.dueNS) {
 			continue
 		}
 		kind := Fetch
 		if !t.copied {
 			kind = Compare
 		}
-		t.state, t.lost, t.askedNS = taskAsked, false, r.now
+		t.state, t.lost, t.askedNS = taskAsked, false, r.nowNS
 		t.attempt++
 		r.send(r.role.Predecessor, Message{Kind: kind, Tag: t.tag(i), Round: r.round,
 			Part: &Part{First: t.First, Bits: t.Bits, From: t.From}}, out)
@@ -349,7 +349,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 			r.releaseValue(m, out)
 			return
 		}
-		if r.now-t.askedNS >= BatchNS {
+		if r.nowNS-t.askedNS >= BatchNS {
 			t.state = taskWanted
 			r.releaseValue(m, out)
 			return
@@ -370,7 +370,7 @@ func (r *Replica) receiveFill(from Peer, m *Message, out *Actions) {
 func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 	switch {
 	case r.damaged:
-	case op.asker == NoPeer && op.Kind == CopyIn && r.now-op.askedNS >= LateNS:
+	case op.asker == NoPeer && op.Kind == CopyIn && r.nowNS-op.askedNS >= LateNS:
 		r.fail(out)
 	case op.asker == NoPeer && isRepair(op.tag):
 		r.repaired(op, st, out)
@@ -406,13 +406,13 @@ func (r *Replica) Ranged(op *RangeOp, st StoreStatus, out *Actions) {
 // Wants reports whether a batch that is to be stored is of the present pass or repair, and not too old. If not, the
 // CopyIn ends as GivenUp.
 func (r *Replica) Wants(op *RangeOp) bool {
-	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil && r.now-op.askedNS < BatchNS || r.wantsRepair(op))
+	return !r.damaged && (r.pass.taskOf(op.tag, taskStored) != nil && r.nowNS-op.askedNS < BatchNS || r.wantsRepair(op))
 }
 
 // drained notes that a CopyIn has ended as GivenUp. The batch is asked for again, unless it was of an earlier pass.
 func (r *Replica) drained(op *RangeOp) {
 	if t := r.pass.taskOf(op.tag, taskStored); t != nil {
-		t.state, t.dueNS = taskWanted, r.now+noRoomNS
+		t.state, t.dueNS = taskWanted, r.nowNS+noRoomNS
 		return
 	}
 	if t := &r.pass.tasks[uint32(op.tag)]; t.state == taskDraining {
@@ -426,9 +426,9 @@ func (r *Replica) roomDueNS() (at int64) {
 		if t := &r.pass.tasks[i]; r.role.Filling && t.state == taskWanted && t.copied {
 			due := t.dueNS
 			if r.tooFull {
-				due = max(due, r.now+noRoomNS)
+				due = max(due, r.nowNS+noRoomNS)
 			}
-			if due > r.now && (at == 0 || due < at) {
+			if due > r.nowNS && (at == 0 || due < at) {
 				at = due
 			}
 		}

@@ -53,7 +53,7 @@ func (r *Replica) copierLost(tag, end uint64) {
 		o.end = end
 		t.state, t.From = taskWanted, Cursor{Position: end + 1}
 	}
-	o.dueNS = r.now + openAgainNS<<o.tries
+	o.dueNS = r.nowNS + openAgainNS<<o.tries
 	o.tries = min(o.tries+1, openDoublings)
 	p.open = append(p.open, o)
 }

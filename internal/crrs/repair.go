@@ -138,7 +138,7 @@ func (r *Replica) queueRepair(position uint64, out *Actions) {
 			return
 		}
 	}
-	if p.queued == repairQueue || p.state == repairIdle && r.now < p.dueNS && !r.role.Filling {
+	if p.queued == repairQueue || p.state == repairIdle && r.nowNS < p.dueNS && !r.role.Filling {
 		return
 	}
 	p.queue[p.queued] = position
@@ -161,7 +161,8 @@ func (p *repair) positions() (first, last uint64) {
 // MayRepair reports whether a Repair would begin at once.
 func (r *Replica) MayRepair() bool {
 	p := &r.repair
-	return r.role.Member && !r.role.Filling && !r.damaged && p.state == repairIdle && p.queued == 0 && r.now >= p.dueNS
+	return r.role.Member && !r.role.Filling && !r.damaged && p.state == repairIdle && p.queued == 0 &&
+		r.nowNS >= p.dueNS
 }
 
 // repairing reports whether there is a repair, or one is queued.
@@ -191,17 +192,17 @@ func (r *Replica) continueRepair(out *Actions) {
 	if p.state == repairIdle && p.queued == 0 && r.unjudged.N > 0 {
 		r.queueRepair(r.writes.At(r.unjudged.First).Position, out) // not while it pauses
 	}
-	if p.state == repairIdle && p.queued > 0 && r.now >= p.dueNS {
+	if p.state == repairIdle && p.queued > 0 && r.nowNS >= p.dueNS {
 		r.beginRepair(out)
 	}
 	if p.state == repairWaits && r.ended(p.bound, true) {
 		if p.state = repairWanted; r.role.Filling {
 			p.state = repairSettles
 		}
-	} else if p.state == repairWaits && !r.role.Filling && r.now-p.beginNS >= repairNS {
+	} else if p.state == repairWaits && !r.role.Filling && r.nowNS-p.beginNS >= repairNS {
 		r.endRepair(RepairFailed, out)
 	}
-	if r.now < p.dueNS {
+	if r.nowNS < p.dueNS {
 		return
 	}
 	op := RangeOp{Part: p.Part, asker: NoPeer, tag: p.tag(), epoch: r.role.Epoch, Width: p.width}
@@ -225,7 +226,7 @@ func (r *Replica) beginRepair(out *Actions) {
 	position := p.queue[0]
 	copy(p.queue[:], p.queue[1:p.queued])
 	p.queued--
-	*p = repair{state: repairAsks, position: position, attempt: p.attempt + 1, beginNS: r.now, queue: p.queue,
+	*p = repair{state: repairAsks, position: position, attempt: p.attempt + 1, beginNS: r.nowNS, queue: p.queue,
 		queued: p.queued, restarts: p.restarts}
 	out.Repairs = append(out.Repairs, RepairEvent{Position: position, Last: position})
 	if r.role.NumOthers == 0 && !r.role.Filling {
@@ -239,8 +240,8 @@ func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 	first, last := p.positions()
 	out.Repairs = append(out.Repairs, RepairEvent{Position: first, Last: last, Outcome: how, Segment: p.token != 0,
 		SegmentLast: max(last, p.segmentLast)})
-	if p.state, p.dueNS = repairIdle, r.now; how != RepairDone {
-		p.dueNS = r.now + repairPauseNS
+	if p.state, p.dueNS = repairIdle, r.nowNS; how != RepairDone {
+		p.dueNS = r.nowNS + repairPauseNS
 	}
 	p.attempt++
 	r.judge(how, out)
@@ -258,11 +259,11 @@ func (r *Replica) endRepair(how RepairOutcome, out *Actions) {
 // repairLater repeats a step after repairAgainNS, unless the repair has taken too long.
 func (r *Replica) repairLater(next repairState, out *Actions) {
 	p := &r.repair
-	if r.now-p.beginNS >= repairNS {
+	if r.nowNS-p.beginNS >= repairNS {
 		r.endRepair(RepairFailed, out)
 		return
 	}
-	p.state, p.dueNS = next, r.now+repairAgainNS
+	p.state, p.dueNS = next, r.nowNS+repairAgainNS
 }
 
 // askSource asks another member for a batch.
@@ -272,7 +273,7 @@ func (r *Replica) askSource(out *Actions) {
 		r.endRepair(RepairNoSource, out)
 		return
 	}
-	p.state, p.askedNS = repairAsked, r.now
+	p.state, p.askedNS = repairAsked, r.nowNS
 	p.attempt++
 	r.send(r.role.Others[p.source], Message{Kind: Fetch, Tag: p.tag(), Round: r.round,
 		Part: &Part{First: p.First, Bits: p.Bits, From: p.From}}, out)
@@ -318,7 +319,7 @@ func (r *Replica) receiveRepair(m *Message, out *Actions) {
 // wantsRepair reports whether the repair waits for an operation, and has not taken too long.
 func (r *Replica) wantsRepair(op *RangeOp) bool {
 	p := &r.repair
-	return p.state == repairAtStore && !p.stale && op.tag == p.tag() && r.now-p.beginNS < repairNS
+	return p.state == repairAtStore && !p.stale && op.tag == p.tag() && r.nowNS-p.beginNS < repairNS
 }
 
 // repaired handles the outcome of an operation of the repair.
@@ -396,7 +397,7 @@ func (r *Replica) resetRepair(stayed bool) {
 	case p.state == repairAtStore:
 		p.stale, p.again = true, stayed
 	case p.state != repairIdle && stayed:
-		*p = repair{state: repairAsks, position: p.position, attempt: p.attempt + 1, beginNS: r.now, queue: p.queue,
+		*p = repair{state: repairAsks, position: p.position, attempt: p.attempt + 1, beginNS: r.nowNS, queue: p.queue,
 			queued: p.queued, restarts: p.restarts}
 	default:
 		p.state, p.dueNS = repairIdle, 0
@@ -434,7 +435,7 @@ func (r *Replica) repairDueNS() int64 {
 	if p.state == repairWaits && !r.role.Filling {
 		return p.beginNS + repairNS
 	}
-	if p.dueNS <= r.now || p.state == repairAsked || p.state == repairAtStore || !r.repairing() && r.unjudged.N == 0 {
+	if p.dueNS <= r.nowNS || p.state == repairAsked || p.state == repairAtStore || !r.repairing() && r.unjudged.N == 0 {
 		return 0
 	}
 	return p.dueNS

@@ -417,8 +417,8 @@ func TestAFillingMemberTriesToSettleForAWhile(t *testing.T) {
 		if d.r.damaged == again || settled != again || d.r.repairing() && again {
 			t.Errorf("again %v: damaged %v, settled %v: %v", again, d.r.damaged, settled, d.outcomes())
 		}
-		if n := len(d.outcomes()); !again && (d.r.now < 3*repairNS || n < 6 || n > 10) {
-			t.Errorf("it is damaged after %d ns: %v", d.r.now, d.outcomes())
+		if n := len(d.outcomes()); !again && (d.r.nowNS < 3*repairNS || n < 6 || n > 10) {
+			t.Errorf("it is damaged after %d ns: %v", d.r.nowNS, d.outcomes())
 		}
 	}
 }

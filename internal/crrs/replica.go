@@ -9,10 +9,10 @@ import (
 
 // Replica is the replica of a range in one partition: see the package comment. Only one goroutine at a time may use it.
 type Replica struct {
-	role Role
-	now  int64 // the time of the last Advance
-	// until is when the authority of the replica ends.
-	until int64
+	role  Role
+	nowNS int64 // the time of the last Advance
+	// untilNS is when the authority of the replica ends.
+	untilNS int64
 	// damaged: the store has failed; the replica does nothing until it revives. The role is that of the newest view all
 	// the same.
 	damaged bool
@@ -63,10 +63,10 @@ type Replica struct {
 	// store decides whether they are done. queued has those that have not begun.
 	ring              []int32
 	unordered, queued list.List
-	// unjudged has the writes that wait for a repair, hopeless the positions that no member can supply: see
+	// unjudged has the writes that wait for a repair, unrecoverable the positions that no member can supply: see
 	// unjudged.go.
-	unjudged list.List
-	hopeless hopeless
+	unjudged      list.List
+	unrecoverable unrecoverable
 	// dirty has lists of the writes that have begun and not ended, by hash of the key; marks is how many these are.
 	dirty []int32
 	marks int
@@ -157,17 +157,17 @@ func fill(s []int32) {
 }
 
 // Advance sets the time, in nanoseconds of the driver's clock. An earlier time than the last one is ignored.
-func (r *Replica) Advance(now int64) { r.now = max(r.now, now) }
+func (r *Replica) Advance(nowNS int64) { r.nowNS = max(r.nowNS, nowNS) }
 
 // Extend extends the authority until a time, in nanoseconds of the clock of Advance. An earlier time than before is
 // ignored.
-func (r *Replica) Extend(until int64) { r.until = max(r.until, until) }
+func (r *Replica) Extend(untilNS int64) { r.untilNS = max(r.untilNS, untilNS) }
 
 // Withdraw ends the authority, before a view takes the range away from the replica: from now on it answers no reads.
-func (r *Replica) Withdraw() { r.until = 0 }
+func (r *Replica) Withdraw() { r.untilNS = 0 }
 
 func (r *Replica) authority() bool {
-	return r.role.Member && !r.role.Filling && !r.damaged && r.now < r.until
+	return r.role.Member && !r.role.Filling && !r.damaged && r.nowNS < r.untilNS
 }
 
 // Role returns the position of the replica in its chain.
@@ -362,7 +362,7 @@ func (r *Replica) resend(out *Actions) {
 
 // tellDurable sends the durable mark to the Successor.
 func (r *Replica) tellDurable(out *Actions) {
-	r.askNS = r.now + askFullNS
+	r.askNS = r.nowNS + askFullNS
 	r.toldDurable, r.toldClock = r.durable(), r.clock
 	r.send(r.role.Successor, Message{Kind: Durable, Seq: r.toldDurable, Clock: r.clock}, out)
 }
@@ -406,7 +406,7 @@ func (r *Replica) Flush(out *Actions) {
 	}
 	r.setClock()
 	r.endYield(out)
-	if !r.role.last() && (r.clock > r.toldClock || r.behindFull && r.now >= r.askNS ||
+	if !r.role.last() && (r.clock > r.toldClock || r.behindFull && r.nowNS >= r.askNS ||
 		r.durable() > r.toldDurable && !r.markForward(out)) {
 		r.tellDurable(out)
 	}
@@ -439,7 +439,7 @@ func (r *Replica) Full() bool { return r.full || r.behindFull }
 // DueNS is when the next turn must be taken at the latest, in nanoseconds of the clock of Advance; 0: at no time.
 func (r *Replica) DueNS() int64 {
 	at := r.repairDueNS()
-	if due := r.pass.openDueNS(); due > r.now && (at == 0 || due < at) {
+	if due := r.pass.openDueNS(); due > r.nowNS && (at == 0 || due < at) {
 		at = due // one that is due already waits for a task
 	}
 	if due := r.roomDueNS(); due != 0 && (at == 0 || due < at) {

@@ -47,11 +47,11 @@ func (s *sim) reading(n *node, do func()) {
 		if do(); !r.damaged {
 			r.dirty = dirty
 		}
-	case s.fault == noStamp && r.until > 0:
-		until := r.until
-		r.until = math.MaxInt64
+	case s.fault == noStamp && r.untilNS > 0:
+		until := r.untilNS
+		r.untilNS = math.MaxInt64
 		do()
-		r.until = until
+		r.untilNS = until
 	default:
 		do()
 	}

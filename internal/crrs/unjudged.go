@@ -23,9 +23,9 @@ const (
 	unjudgedTries = 3
 )
 
-// hopeless has the positions, first to last, of a segment that no member could supply. Until untilNS no repair is
+// unrecoverable has the positions, first to last, of a segment that no member could supply. Until untilNS no repair is
 // awaited for them; after that it is tried again.
-type hopeless struct {
+type unrecoverable struct {
 	first, last uint64
 	untilNS     int64
 }
@@ -35,11 +35,11 @@ type hopeless struct {
 // know that it was done, whatever else it has lost. If it does not know that, and no member has the data, the Retry
 // ends (last is set): it need not wait for the next repair, which would find nothing either.
 func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
-	w, p, h := r.writes.At(i), &r.repair, &r.hopeless
+	w, p, h := r.writes.At(i), &r.repair, &r.unrecoverable
 	switch {
 	case !w.Conditional && !w.Retry:
 		return false
-	case r.now < h.untilNS && w.Position >= h.first && w.Position <= h.last:
+	case r.nowNS < h.untilNS && w.Position >= h.first && w.Position <= h.last:
 		w.last = true
 		return false
 	case !w.Retry && p.state != repairIdle && !p.stale && p.token != 0 && p.covers(w.Position):
@@ -54,14 +54,14 @@ func (r *Replica) awaitsRepair(i int32, out *Actions) bool {
 func (r *Replica) awaitRepair(i int32, out *Actions) {
 	w, t := r.writes.At(i), r.tables
 	if w.waitedNS == 0 {
-		w.waitedNS = r.now
+		w.waitedNS = r.nowNS
 	}
 	bytes := t.unjudgedBytes + len(w.Value)
 	switch {
 	case r.role.NumOthers == 0, w.last:
 		r.end(i, Unreadable, out)
 	case r.unjudged.N >= max(1, len(r.ring)/unjudgedShare), t.unjudgedBytes > 0 && bytes > maxUnjudgedBytes,
-		w.tries >= unjudgedTries, r.now-w.waitedNS >= unjudgedNS:
+		w.tries >= unjudgedTries, r.nowNS-w.waitedNS >= unjudgedNS:
 		r.end(i, Unavailable, out)
 	default:
 		w.tries++
@@ -83,7 +83,7 @@ func (r *Replica) judge(how RepairOutcome, out *Actions) {
 	p := &r.repair
 	first, last := p.positions()
 	if how == RepairNoSource && p.token != 0 {
-		r.hopeless = hopeless{first, last, r.now + repairPauseNS}
+		r.unrecoverable = unrecoverable{first, last, r.nowNS + repairPauseNS}
 	}
 	kept := list.None
 	for r.unjudged.N > 0 {
@@ -105,7 +105,7 @@ func (r *Replica) judge(how RepairOutcome, out *Actions) {
 
 // judgeAll queues all unjudged writes again, because there is another view.
 func (r *Replica) judgeAll() {
-	r.hopeless = hopeless{}
+	r.unrecoverable = unrecoverable{}
 	for i := range r.writes.End() {
 		if r.writes.Has(i) {
 			r.writes.At(i).last = false
@@ -121,7 +121,7 @@ func (r *Replica) judgeAll() {
 func (r *Replica) endUnjudged(out *Actions) {
 	for n := r.unjudged.N; n > 0; n-- {
 		i := r.writes.Links.Pop(&r.unjudged)
-		if w := r.writes.At(i); r.now-w.waitedNS < unjudgedNS {
+		if w := r.writes.At(i); r.nowNS-w.waitedNS < unjudgedNS {
 			r.writes.Links.Push(&r.unjudged, i)
 			continue
 		}

@@ -19,14 +19,14 @@ package crrs
 // Yield holds back the writes that have not begun until a time of the clock of Advance, in nanoseconds, or until there
 // is another view. Reads continue, and so do the writes that have begun. It may be called again, to set another time; a
 // time that is over ends it with the next Flush. It has no effect at a replica that is not the ChainHead.
-func (r *Replica) Yield(until int64) {
+func (r *Replica) Yield(untilNS int64) {
 	if r.role.Member && r.role.head() && !r.damaged {
-		r.yieldNS = until
+		r.yieldNS = untilNS
 	}
 }
 
 // Yields reports whether writes that have not begun are held back.
-func (r *Replica) Yields() bool { return r.now < r.yieldNS }
+func (r *Replica) Yields() bool { return r.nowNS < r.yieldNS }
 
 // Yielded reports whether the replica holds writes back and has none that has begun.
 func (r *Replica) Yielded() bool { return r.Yields() && r.begun() == 0 && r.Leads() }
