@@ -167,7 +167,7 @@ func openController(n *Node, sc config.SSD) (ssd.Device, error) {
 	events := newTurnLog(n.log, 1, n.tel.LogDropped)
 	n.closing(events.close) // after the device, which calls it
 	dev, err := vfio.OpenAddress(vfio.Config{Name: sc.Name, Address: sc.Address, NSID: sc.NSID, Pool: n.pool,
-		Event: func(kind ssd.HealthEvent, what string) { events.driveReports(sc.Name, kind, what) }})
+		Event: func(kind ssd.HealthEvent, what string) { events.driveEvent(sc.Name, kind, what) }})
 	if err != nil {
 		return nil, err
 	}

@@ -175,9 +175,18 @@ func (l *turnLog) deviceFailed(name string, op pipeline.Op, err error) {
 	})
 }
 
-// driveReports adds a line about an event that a drive has reported.
-func (l *turnLog) driveReports(name string, kind ssd.HealthEvent, what string) {
-	l.add(func(log *slog.Logger) { log.Warn("the drive reports "+what, "ssd", name, "type", kind.String()) })
+// driveEvent adds a line about what has happened to a drive.
+func (l *turnLog) driveEvent(name string, kind ssd.HealthEvent, what string) {
+	l.add(func(log *slog.Logger) {
+		switch kind {
+		case ssd.EventTimeout:
+			log.Warn("a command of the drive is aborted", "ssd", name, "reason", what)
+		case ssd.EventReset:
+			log.Error("the controller of the drive is reset", "ssd", name, "reason", what)
+		default:
+			log.Warn("the drive reports an event", "ssd", name, "type", kind.String(), "event", what)
+		}
+	})
 }
 
 // damaged adds a line about something in a key-value store that is not what was written.

@@ -14,11 +14,11 @@ type Health struct {
 	SMART nvme.SMARTLog
 	// WarningKelvin and CriticalKelvin are the temperatures from which on it is too warm; 0: it does not say.
 	WarningKelvin, CriticalKelvin uint16
-	// Events counts what it has reported of its own accord since it was opened, by HealthEvent.
+	// Events counts what has happened to it since it was opened.
 	Events [HealthEvents]uint64
 }
 
-// HealthEvent is a kind of event that a drive reports of its own accord.
+// HealthEvent is a kind of event of a drive, beside its requests.
 type HealthEvent uint8
 
 // The kinds of events.
@@ -29,11 +29,15 @@ const (
 	EventSMART
 	// EventNotice: something was changed, such as a namespace or the firmware.
 	EventNotice
-	// EventOther is any other.
+	// EventOther is any other that it reports of its own accord.
 	EventOther
+	// EventTimeout: a command took too long, and was aborted.
+	EventTimeout
+	// EventReset: its controller was reset, because it did not end a command, or has said what cannot be.
+	EventReset
 )
 
-var eventNames = [...]string{"error", "smart", "notice", "other"}
+var eventNames = [...]string{"error", "smart", "notice", "other", "timeout", "reset"}
 
 // HealthEvents is the number of kinds; valid kinds are below it.
 const HealthEvents = HealthEvent(len(eventNames))

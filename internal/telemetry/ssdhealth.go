@@ -31,8 +31,9 @@ var (
 		"could not correct, in its life.", "ssd")
 	ssdErrorEntries = counter("jbof_ssd_error_log_entries_total", "Entries that the drive has added to its "+
 		"error log in its life.", "ssd")
-	ssdEvents = counter("jbof_ssd_events_total", "What the drive has reported of its own accord since it was "+
-		"opened, by type: error, smart, notice or other.", "ssd", "type")
+	ssdEvents = counter("jbof_ssd_events_total", "What has happened to the drive since it was opened, by type: what "+
+		"it has reported of its own accord (error, smart, notice, other), commands that took too long (timeout), and "+
+		"resets of its controller (reset).", "ssd", "type")
 )
 
 // warningNames are what the bits of a critical warning say.

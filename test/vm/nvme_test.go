@@ -3,6 +3,8 @@
 package vm
 
 import (
+	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -13,6 +15,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"jbofd/client"
+	"jbofd/internal/nvme"
 )
 
 // vfioModules are what gives a drive to a process: the driver, and the IOMMU of the machine. nvme is the kernel's own
@@ -71,17 +76,35 @@ func (g *nvmeGuest) refused(command, why string) {
 	}
 }
 
-// tell gives a command to QEMU's monitor.
-func (g *nvmeGuest) tell(command string) {
+// tell gives commands to QEMU's monitor, and waits until they are carried out.
+func (g *nvmeGuest) tell(commands ...string) {
 	g.Helper()
 	c, err := net.Dial("unix", g.monitor)
-	if err == nil {
-		_, err = c.Write([]byte(command + "\n"))
-	}
 	if err != nil {
 		g.Fatal(err)
 	}
-	g.Cleanup(func() { _ = c.Close() })
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	r := bufio.NewReader(c)
+	prompt := func() (said string) {
+		for !strings.HasSuffix(said, "(qemu) ") {
+			b, err := r.ReadByte()
+			if err != nil {
+				g.Fatalf("%v: %v: %q", commands, err, said)
+			}
+			said += string(b)
+		}
+		return said
+	}
+	prompt()
+	for _, command := range commands {
+		if _, err := c.Write([]byte(command + "\n")); err != nil {
+			g.Fatal(err)
+		}
+		if said := prompt(); strings.Contains(said, "Error") {
+			g.Fatalf("%s: %s", command, said)
+		}
+	}
 }
 
 // load starts a load from this machine against the daemon in the guest.
@@ -98,12 +121,14 @@ listeners: [{address: "10.0.2.15:%d"}]
 ssds:
   - {name: a, backend: nvme, address: "0000:01:00.0"}
   - {name: b, backend: nvme, address: "0000:02:00.0"}
+  - {name: c, backend: nvme, address: "0000:03:00.0"}
 subsystems:
   - nqn: nqn.2026-11.example.jbofd:drives
     allow_any_host: true
     namespaces:
       - {nsid: 1, ssd: a, size: 32MiB}
       - {nsid: 2, ssd: b, size: 32MiB}
+      - {nsid: 3, ssd: c, size: 8MiB}
 `
 
 // TestNVMe has jbofd drive the guest's NVMe drives, without the kernel's driver.
@@ -126,27 +151,43 @@ func TestNVMe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	volatile, socket := newVolatile(t)
 	g := &nvmeGuest{T: t, monitor: filepath.Join(dir, "monitor"), port: port, bench: filepath.Join(dir, "jbofbench")}
-	g.Guest = bootWith(t, Boot, BootOptions{Modules: append(append([]string(nil), hostModules...), vfioModules...),
+	options := BootOptions{Modules: append(append([]string(nil), hostModules...), vfioModules...),
 		Machine: ",kernel-irqchip=split", CommandLine: "intel_iommu=on", MemoryMiB: 1024, Forward: []int{port},
 		Files: []File{{From: tests, To: "/usr/bin/vfio.test"}, {From: filepath.Join(dir, "jbofd"), To: guestJbofd},
-			{From: filepath.Join(dir, "jbofctl"), To: "/usr/sbin/jbofctl"}},
-		Devices: emulatedDrives(t, g.monitor, 64<<20, "", ",logical_block_size=4096,physical_block_size=4096")})
+			{From: filepath.Join(dir, "jbofctl"), To: "/usr/sbin/jbofctl"}}}
+	options.Devices = append(emulatedDrives(t, g.monitor, 64<<20, "",
+		",logical_block_size=4096,physical_block_size=4096"), volatileArgs(2, socket)...)
+	g.Guest = bootWith(t, Boot, options)
 	t.Run("taking drives from the kernel", func(t *testing.T) { g.in(t).bind() })
 	if t.Failed() {
 		return
 	}
 	t.Run("the promises of package ssd", func(t *testing.T) {
-		out := g.in(t).run("JBOFD_TEST_NVME='0000:01:00.0 0000:02:00.0' vfio.test -test.v -test.run Drive")
+		out := g.in(t).run("JBOFD_TEST_NVME='0000:01:00.0 0000:02:00.0' vfio.test -test.v -test.run DriveConforms")
 		if strings.Contains(out, "SKIP") {
 			t.Error(out)
 		}
 	})
+	t.Run("a drive that is too slow", func(t *testing.T) { g.in(t).slow() })
 	t.Run("a daemon that is killed under load", func(t *testing.T) { g.in(t).killed() })
+	t.Run("what a drive says of itself", func(t *testing.T) { g.in(t).health() })
 	t.Run("a drive that is pulled under load", func(t *testing.T) { g.in(t).pulled() })
 	for _, p := range g.TakeProblems() {
 		t.Error(p)
 	}
+	if t.Failed() {
+		return
+	}
+	t.Run("a power cut", func(t *testing.T) {
+		g.in(t).powerCut(volatile, func() *nvmeGuest {
+			options.Devices = append(emulatedDrives(t, g.monitor, 0), volatileArgs(0, socket)...)
+			next := g.in(t)
+			next.Guest = bootWith(t, Boot, options)
+			return next
+		})
+	})
 }
 
 // in returns the guest for a part of the test.
@@ -166,9 +207,10 @@ func (g *nvmeGuest) bind() {
 	g.run("jbofctl ssd unbind 0000:01:00.0")
 	g.run("for i in 1 2 3 4 5 6 7 8 9 10; do test -b /dev/nvme0n1 && exit 0; sleep 0.5; done; exit 1")
 	g.run("dd if=/dev/zero of=/dev/nvme0n1 bs=1M count=64 2>&1")
-	g.run("jbofctl ssd bind 0000:01:00.0 && jbofctl ssd bind 01:00.0 && jbofctl ssd bind 0000:02:00.0")
+	g.run("jbofctl ssd bind 0000:01:00.0 && jbofctl ssd bind 01:00.0 && jbofctl ssd bind 0000:02:00.0 && " +
+		"jbofctl ssd bind 0000:03:00.0")
 	var all []struct{ Address, Driver string }
-	if err := json.Unmarshal([]byte(g.run("jbofctl ssd controllers -o json")), &all); err != nil || len(all) != 2 ||
+	if err := json.Unmarshal([]byte(g.run("jbofctl ssd controllers -o json")), &all); err != nil || len(all) != 3 ||
 		all[0].Driver != "vfio-pci" || all[1].Driver != "vfio-pci" {
 		g.Errorf("the controllers are %v, %v", all, err)
 	}
@@ -177,7 +219,13 @@ func (g *nvmeGuest) bind() {
 // start starts the daemon, and waits until it is ready.
 func (g *nvmeGuest) start() *Job {
 	g.Helper()
-	if err := g.put("/tmp/jbofd.yaml", fmt.Sprintf(nvmeConfig, g.port)); err != nil {
+	return g.startWith(fmt.Sprintf(nvmeConfig, g.port))
+}
+
+// startWith starts the daemon with a configuration, and waits until it is ready.
+func (g *nvmeGuest) startWith(config string) *Job {
+	g.Helper()
+	if err := g.put("/tmp/jbofd.yaml", config); err != nil {
 		g.Fatal(err)
 	}
 	job, err := g.Start(10*time.Minute, "mkdir -p /tmp/data; exec jbofd --config /tmp/jbofd.yaml >>/tmp/log 2>&1")
@@ -191,7 +239,7 @@ func (g *nvmeGuest) start() *Job {
 
 // killed kills the daemon under load, and starts it again: what it has acknowledged is there.
 func (g *nvmeGuest) killed() {
-	g.run("for a in 1 2; do " +
+	g.run("for a in 1 2 3; do " +
 		"jbofctl ssd format 0000:0$a:00.0 --force --yes; done")
 	job := g.start()
 	if out, err := g.load("--nsid", "1", "--rw", "randwrite", "--bs", "16k", "--iodepth", "8", "--size", "16m",
@@ -213,6 +261,50 @@ func (g *nvmeGuest) killed() {
 	if out, err := g.load("--nsid", "1", "--rw", "read", "--bs", "16k", "--iodepth", "8", "--size", "16m", "--verify",
 		"crc32c", "--verify_only").CombinedOutput(); err != nil {
 		g.Fatalf("%v\n%s\n%s", err, out, g.run("tail -50 /tmp/log"))
+	}
+}
+
+// slow has a drive take longer for its commands than they may: they are aborted, the controller is reset, and each is
+// answered.
+func (g *nvmeGuest) slow() {
+	throttle := func(iops int) { g.tell(fmt.Sprintf("block_set_io_throttle drive1 0 0 0 %d 0 0", iops)) }
+	throttle(1)
+	out := g.run("JBOFD_TEST_SLOW_NVME=0000:02:00.0 vfio.test -test.v -test.run SlowDrive")
+	throttle(0)
+	if strings.Contains(out, "SKIP") {
+		g.Error(out)
+	}
+	for _, l := range strings.Split(out, "\n") {
+		if strings.Contains(l, "answered") || strings.Contains(l, "reset") {
+			g.Log(strings.TrimSpace(l))
+		}
+	}
+}
+
+// health has a drive warn: the daemon, its log and the SMART log of hosts have that soon.
+func (g *nvmeGuest) health() {
+	const show = "jbofctl --socket /tmp/admin.sock ssd smart-log a -o json"
+	var log struct {
+		Warning     uint8  `json:"critical_warning"`
+		Temperature uint16 `json:"temperature"`
+	}
+	if err := json.Unmarshal([]byte(g.run(show)), &log); err != nil || log.Warning != 0 || log.Temperature < 273 {
+		g.Errorf("before it warns: %+v, %v", log, err)
+	}
+	g.tell("qom-set /machine/peripheral/nvme0 smart_critical_warning 4")
+	g.run("for i in $(seq 50); do " + show + ` | grep -q '"critical_warning": 4' && exit 0; sleep 0.1; done; ` + show +
+		"; exit 1")
+	if said := g.run("cat /tmp/log"); !strings.Contains(said, "reliability is degraded") {
+		g.Errorf("the daemon does not log that the drive warns:\n%s", said)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	c, _ := g.connect(ctx, 1)
+	defer c.Close()
+	var smart nvme.SMARTLog
+	err := c.GetLogPage(ctx, client.LogPage{LID: nvme.LIDSMART}, smart[:])
+	if err != nil || smart.CriticalWarning() != 4 || smart.Temperature() != log.Temperature {
+		g.Errorf("the host's SMART log: warning %#x, %d K, %v", smart.CriticalWarning(), smart.Temperature(), err)
 	}
 }
 

@@ -67,7 +67,8 @@ type Config struct {
 	Timeout, AbortTimeout, AdminTimeout time.Duration
 	// HealthEvery is how often the drive's SMART log is read, 0: 1 min.
 	HealthEvery time.Duration
-	// Event is called with each asynchronous event of the drive; may be nil. It must not block. One goroutine calls it.
+	// Event is called with each event of the drive, of the controller or of the keeper; may be nil. It must not block.
+	// One goroutine calls it.
 	Event func(kind ssd.HealthEvent, what string)
 }
 

@@ -1,9 +1,12 @@
 package vfio_test
 
 import (
+	"errors"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/ssdtest"
@@ -63,5 +66,61 @@ func TestDriveConforms(t *testing.T) {
 				return d
 			})
 		})
+	}
+}
+
+// A drive that takes longer than it may has its commands aborted and its controller reset, and each command is answered
+// once. The drive at JBOFD_TEST_SLOW_NVME takes a second for each.
+func TestSlowDriveIsReset(t *testing.T) {
+	address := os.Getenv("JBOFD_TEST_SLOW_NVME")
+	if address == "" {
+		t.Skip("no drive: JBOFD_TEST_SLOW_NVME has no address of a slow NVMe controller that may be overwritten")
+	}
+	var events [ssd.HealthEvents]atomic.Int64
+	d, err := vfio.OpenAddress(vfio.Config{Name: "test", Address: address, Timeout: 400 * time.Millisecond,
+		AbortTimeout: 200 * time.Millisecond, Event: func(kind ssd.HealthEvent, what string) {
+			events[kind].Add(1)
+			t.Log(kind, what)
+		}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	q, err := d.OpenQueue(16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reqs []ssd.Request
+	for i := range 16 {
+		reqs = append(reqs, ssd.Request{Op: ssd.Write, Offset: int64(i) << 16, Len: 4096, Buf: make([]byte, 4096),
+			Tag: uint64(i)})
+	}
+	if n := q.Submit(reqs); n != len(reqs) {
+		t.Fatalf("%d of %d were taken", n, len(reqs))
+	}
+	answered, failed := map[uint64]int{}, 0
+	var done [16]ssd.Completion
+	for end := time.Now().Add(time.Minute); len(answered) < len(reqs) && time.Now().Before(end); {
+		for _, c := range done[:q.Poll(done[:], time.Second)] {
+			answered[c.Tag]++
+			if c.Err != nil {
+				failed++
+			}
+			if answered[c.Tag] > 1 || c.Err != nil && !errors.Is(c.Err, ssd.ErrMedia) {
+				t.Errorf("request %d is answered %d times: %v", c.Tag, answered[c.Tag], c.Err)
+			}
+		}
+	}
+	t.Logf("%d of %d are answered, %d by an error, after %d aborts and %d resets", len(answered), len(reqs), failed,
+		events[ssd.EventTimeout].Load(), events[ssd.EventReset].Load())
+	if len(answered) != len(reqs) || events[ssd.EventTimeout].Load() == 0 || events[ssd.EventReset].Load() == 0 {
+		t.Error("that is not as it should be")
+	}
+	if err := d.Healthy(); err != nil {
+		t.Error(err)
 	}
 }

@@ -110,10 +110,7 @@ func (d *Device) hear(e nvme.AER) error {
 	case nvme.AERTypeNotice:
 		kind = ssd.EventNotice
 	}
-	d.heard[kind].Add(1)
-	if d.cfg.Event != nil {
-		d.cfg.Event(kind, e.String())
-	}
+	d.happened(kind, e.String())
 	switch e {
 	case nvme.AERFirmwareActivation:
 		d.attention.activated = time.Now().Add(max(d.props.Activation, minActivation))
@@ -128,6 +125,14 @@ func (d *Device) hear(e nvme.AER) error {
 		return d.readHealth()
 	}
 	return d.clearEvent(e.LID())
+}
+
+// happened counts an event, and tells of it.
+func (d *Device) happened(kind ssd.HealthEvent, what string) {
+	d.heard[kind].Add(1)
+	if d.cfg.Event != nil {
+		d.cfg.Event(kind, what)
+	}
 }
 
 // clearEvent reads a log page, and thereby clears its event. That the controller refuses the page is no error.

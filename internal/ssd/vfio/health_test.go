@@ -132,6 +132,9 @@ func TestEventsAfterAReset(t *testing.T) {
 	r.works(q)
 	r.eventually("the controller was reset", func() bool { return r.ctrl.Counts().Resets > 0 })
 	r.eventually("events are asked for", func() bool { return r.ctrl.Reports().Requests == 2 })
+	if h, _ := r.dev.Health(); h.Events[ssd.EventTimeout] != 1 || h.Events[ssd.EventReset] != 1 {
+		t.Errorf("events are %v, want 1 timeout and 1 reset", h.Events)
+	}
 	want := smartOf(333, 3)
 	r.ctrl.SetSMART(want)
 	r.ctrl.Tell(nvme.AERTemperature)

@@ -151,6 +151,7 @@ func (d *Device) tend(q *queue) error {
 		return err
 	}
 	for _, cid := range abort {
+		d.happened(ssd.EventTimeout, fmt.Sprintf("a command has not ended after %v", d.cfg.Timeout))
 		var refused pcie.StatusError
 		if err := d.ctrl.Abort(q.ring, cid); err != nil && !errors.As(err, &refused) {
 			return err
@@ -167,6 +168,7 @@ func (d *Device) reset(why error) {
 		d.giveUp(why)
 		return
 	}
+	d.happened(ssd.EventReset, why.Error())
 	d.eachQueue((*queue).stop)
 	err := d.ctrl.Disable()
 	if err != nil && !errors.Is(err, pcie.ErrGone) {
