@@ -199,6 +199,8 @@ func (g *nvmeGuest) in(t *testing.T) *nvmeGuest {
 
 // bind takes both drives from the kernel, but not while one is in use or holds something.
 func (g *nvmeGuest) bind() {
+	// The kernel's driver passes the question for the drive's health on.
+	g.run(`jbofctl ssd smart-log /dev/nvme0n1 -o json | grep '"temperature": 323'`)
 	g.run("mkfs.ext4 -q /dev/nvme0n1 && mount /dev/nvme0n1 /mnt")
 	g.refused("jbofctl ssd bind 0000:01:00.0 --force", "in use")
 	g.run("umount /mnt")

@@ -96,6 +96,11 @@ type Device struct {
 
 	workers workers
 
+	// health is what the drive has said last, or nil. unwatch ends the goroutine that reads it, if there is one.
+	health   atomic.Pointer[ssd.Health]
+	unwatch  chan struct{}
+	watching sync.WaitGroup
+
 	mu       sync.Mutex
 	queues   map[*queue]struct{}
 	fallback error // why io_uring is not used, or not on every queue
@@ -131,6 +136,7 @@ func Open(cfg Config) (*Device, error) {
 		}
 		return nil, err
 	}
+	d.watchHealth()
 	d.workers.dev, d.workers.cond.L = d, &d.workers.mu
 	d.workers.max = cfg.Workers
 	if d.workers.max == 0 {
@@ -374,6 +380,7 @@ func (d *Device) Close() error {
 		errs = append(errs, q.Close())
 	}
 	d.gone.Store(true)
+	d.unwatchHealth()
 	for _, q := range queues {
 		q.Wake()
 	}

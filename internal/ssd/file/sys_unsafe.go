@@ -1,9 +1,12 @@
 package file
 
 import (
+	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"jbofd/internal/nvme"
 )
 
 // addressOf returns where b begins, to check its alignment.
@@ -35,4 +38,42 @@ func pwriteDSync(fd int, b []byte, off int64) (int, error) {
 		return 0, e
 	}
 	return int(n), nil
+}
+
+// Requests of the kernel's NVMe driver. Source: include/uapi/linux/nvme_ioctl.h.
+const (
+	nvmeIoctlID    = 'N'<<8 | 0x40
+	nvmeIoctlAdmin = 3<<30 | uint(unsafe.Sizeof(passthru{}))<<16 | 'N'<<8 | 0x41
+)
+
+// passthru is struct nvme_passthru_cmd.
+type passthru struct {
+	opcode, flags     uint8
+	_                 uint16
+	nsid, cdw2, cdw3  uint32
+	metadata, address uint64
+	metadataBytes     uint32
+	dataBytes         uint32
+	cdw               [6]uint32 // CDW10 to CDW15
+	timeoutMS, result uint32
+}
+
+// passAdmin is NVME_IOCTL_ADMIN_CMD.
+//
+// Errors: the kernel's; EIO for a status other than success.
+func passAdmin(fd int, e *nvme.SQE, data []byte) error {
+	c := passthru{opcode: e.Opcode(), nsid: e.NSID(), address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data)))),
+		dataBytes: uint32(len(data)), timeoutMS: nvmeAdminMS}
+	for i := range c.cdw {
+		c.cdw[i] = e.CDW(10 + i)
+	}
+	status, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(nvmeIoctlAdmin), uintptr(unsafe.Pointer(&c)))
+	runtime.KeepAlive(data)
+	switch {
+	case errno != 0:
+		return errno
+	case status != 0:
+		return unix.EIO
+	}
+	return nil
 }
