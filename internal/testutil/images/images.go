@@ -118,10 +118,15 @@ func (m *Images) Block(i int) (string, error) {
 		return "", fmt.Errorf("no loop device: losetup: %w %s", err, out)
 	}
 	dev := strings.TrimSpace(string(out))
+	// The kernel detaches it when nobody has it open any more, also if the test is killed.
+	f, err := os.Open(dev)
+	if out, e := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil || e != nil {
+		m.t.Fatalf("losetup --detach %s: %v %s", dev, errors.Join(err, e), out)
+	}
 	m.t.Cleanup(func() {
 		m.Answer(i)
-		if out, err := exec.Command("losetup", "--detach", dev).CombinedOutput(); err != nil {
-			m.t.Errorf("losetup --detach %s: %v %s", dev, err, out)
+		if err := f.Close(); err != nil {
+			m.t.Error(err)
 		}
 	})
 	return dev, nil
