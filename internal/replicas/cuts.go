@@ -91,8 +91,8 @@ func (g *Replicas) patienceNS(p patience) int64 {
 // an eighth of the patience after mostOver.
 func (g *Replicas) dueNS(l loss, p patience) int64 {
 	held := g.cuts.heldNS
-	if g.until <= g.clock {
-		held = g.clock
+	if g.untilNS <= g.clockNS {
+		held = g.clockNS
 	}
 	due := max(l.certainNS, held) + g.patienceNS(mostOver)
 	if p == allOver {
@@ -171,7 +171,7 @@ func (g *Replicas) lookForCuts() {
 	for w, l := range c.lost {
 		for p := c.cut[w] + 1; p <= allOver; p++ {
 			at := g.dueNS(l, p)
-			if at > g.clock {
+			if at > g.clockNS {
 				if c.lookNS == 0 || at < c.lookNS {
 					c.lookNS = at
 				}
@@ -180,7 +180,7 @@ func (g *Replicas) lookForCuts() {
 			c.cut[w], changed = p, true
 		}
 	}
-	if changed || c.resignNS != 0 && c.resignNS <= g.clock {
+	if changed || c.resignNS != 0 && c.resignNS <= g.clockNS {
 		g.makeReport()
 	}
 }
@@ -224,8 +224,8 @@ func (g *Replicas) resign() {
 				reached++
 			}
 		}
-		m.before.set(c, at-1, at > 0, g.clock)
-		m.behind.set(c, at+1, at >= 0 && at < others, g.clock)
+		m.before.set(c, at-1, at > 0, g.clockNS)
+		m.behind.set(c, at+1, at >= 0 && at < others, g.clockNS)
 		if at < 0 || m.gaveUp(c[at].Since) {
 			continue
 		}
@@ -243,7 +243,7 @@ func (g *Replicas) resign() {
 		case g.silence.silent && others > 0:
 			g.giveUp(m, c[at].Since)
 		case due == 0:
-		case due > g.clock:
+		case due > g.clockNS:
 			if g.cuts.resignNS == 0 || due < g.cuts.resignNS {
 				g.cuts.resignNS = due
 			}

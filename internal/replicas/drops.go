@@ -44,7 +44,7 @@ func (g *Replicas) seeDrop(number int) {
 	for _, e := range g.active.Chains[number] {
 		s.Member = s.Member || g.joined && e.Partition == g.self
 	}
-	g.drops.See(g.clock, number, s)
+	g.drops.See(g.clockNS, number, s)
 	g.drops.seen = true
 }
 
@@ -67,25 +67,25 @@ func (g *Replicas) turnDrops() (freed bool, wakeNS int64) {
 		return false, 0
 	}
 	// A newer view that does not act yet may take members away: nothing is asked for meanwhile.
-	authority := g.until > g.clock && g.newest != nil && g.newest.Epoch == g.active.Epoch
-	if !d.seen && authority == d.authority && (d.acts.WakeNS == 0 || g.clock < d.acts.WakeNS) {
+	authority := g.untilNS > g.clockNS && g.newest != nil && g.newest.Epoch == g.active.Epoch
+	if !d.seen && authority == d.authority && (d.acts.WakeNS == 0 || g.clockNS < d.acts.WakeNS) {
 		return false, d.acts.WakeNS
 	}
 	d.seen, d.authority = false, authority
 	for again := true; again; {
 		again = false
-		d.Turn(g.clock, authority, &d.acts)
+		d.Turn(g.clockNS, authority, &d.acts)
 		if d.acts.Asks {
 			d.acts.Asks = false
 			if m := g.ranges[d.acts.Number]; m != nil && !m.r.Quiet() {
-				d.Postpone(g.clock)
+				d.Postpone(g.clockNS)
 				again = true
 			} else {
 				g.store(nil, &d.acts.Request)
 			}
 		}
 		for _, l := range d.acts.Looks {
-			d.Looked(g.clock, l.Number, g.cfg.Store.Dropping(l.First, l.Last, l.Hurry), &d.acts)
+			d.Looked(g.clockNS, l.Number, g.cfg.Store.Dropping(l.First, l.Last, l.Hurry), &d.acts)
 			again = again || !d.Busy(l.Number)
 		}
 		d.acts.Looks = d.acts.Looks[:0]
@@ -103,7 +103,7 @@ func (g *Replicas) turnDrops() (freed bool, wakeNS int64) {
 // dropAnswered takes the store's answer to a request of drops.
 func (g *Replicas) dropAnswered(p *kvstore.Reply) {
 	g.drops.seen = true
-	if n := g.drops.Answered(g.clock, p); n.Ranges > 0 {
+	if n := g.drops.Answered(g.clockNS, p); n.Ranges > 0 {
 		g.cfg.Log.Info("dropped what the partition had of a range that is others' now", "partition",
 			g.cfg.ID.String(), "range", g.drops.acts.Number, "objects", n.Objects, "bytes", n.Bytes)
 	}

@@ -61,7 +61,7 @@ func (g *Replicas) seeHalted(number int, c view.Chain) {
 // hot: 0 allocs
 func (g *Replicas) countHalted() {
 	h := &g.halted
-	for len(h.todo) > 0 && !h.asked && g.clock >= h.dueNS {
+	for len(h.todo) > 0 && !h.asked && g.clockNS >= h.dueNS {
 		number := h.todo[0]
 		if _, is := h.counts[number]; !is { // not any more
 			h.todo, h.from = h.todo[1:], nvme.KVCursor{}
@@ -93,7 +93,7 @@ func (g *Replicas) countedHalted(p *kvstore.Reply) {
 	h.asked = false
 	number := h.todo[0]
 	if p.Status != kvstore.OK && !isLossy(p.Status) || p.ValueLen != len(h.value) {
-		h.todo, h.from, h.dueNS = append(h.todo[1:], number), nvme.KVCursor{}, g.clock+countAgainNS
+		h.todo, h.from, h.dueNS = append(h.todo[1:], number), nvme.KVCursor{}, g.clockNS+countAgainNS
 		return
 	}
 	b := nvme.KVRange(h.value[:])

@@ -27,7 +27,7 @@ func (g *Replicas) takeDamages() {
 	for _, d := range g.reports {
 		for number := g.active.RangeOf(d.First); number <= g.active.RangeOf(d.Last); number++ {
 			if first, last := g.active.Range(number); g.isMember(number) {
-				g.losses.Found(number, max(first, d.First), min(last, d.Last), g.clock)
+				g.losses.Found(number, max(first, d.First), min(last, d.Last), g.clockNS)
 			}
 		}
 	}
@@ -46,7 +46,7 @@ func (g *Replicas) repairLosses() {
 	if g.active == nil {
 		return
 	}
-	g.losses.Next(g.clock, func(number int, position uint64) replica.LossStep {
+	g.losses.Next(g.clockNS, func(number int, position uint64) replica.LossStep {
 		m := g.ranges[number]
 		switch {
 		case !g.isMember(number):

@@ -93,7 +93,7 @@ func (g *Replicas) beginAsk(q *Request, m *member, from crrs.Peer) {
 	} else {
 		g.freeAsk = a.next
 	}
-	*a = ask{what: w, beganNS: g.clock, sinceNS: g.clock, buf: buf}
+	*a = ask{what: w, beganNS: g.clockNS, sinceNS: g.clockNS, buf: buf}
 	g.asks[h] = a
 	g.asked++
 	g.touch(m).Receive(from, uint64(h), q.SQE, value, q.Tenant)
@@ -103,8 +103,8 @@ func (g *Replicas) beginAsk(q *Request, m *member, from crrs.Peer) {
 // was done. It reports whether there is one.
 func (g *Replicas) join(q *Request, m *member, w *question) bool {
 	for h, a := range g.asks {
-		if a != nil && a.late && a.what == *w && g.clock-a.beganNS < crrs.JoinNS {
-			a.late, a.sinceNS = false, g.clock
+		if a != nil && a.late && a.what == *w && g.clockNS-a.beganNS < crrs.JoinNS {
+			a.late, a.sinceNS = false, g.clockNS
 			g.late--
 			g.asked++
 			g.requests[h], q.m, q.handle = q, m, uint32(h)
@@ -156,12 +156,12 @@ const looksPerAnswer = 5
 
 // lookForOverdue answers the commands whose data the drive has not read in time.
 func (g *Replicas) lookForOverdue() {
-	if g.overdueNS == 0 || g.clock < g.overdueNS {
+	if g.overdueNS == 0 || g.clockNS < g.overdueNS {
 		return
 	}
 	g.overdueNS = 0
 	for h, a := range g.asks {
-		if a != nil && !a.late && g.clock-a.sinceNS >= int64(g.cfg.AnswerWithin) {
+		if a != nil && !a.late && g.clockNS-a.sinceNS >= int64(g.cfg.AnswerWithin) {
 			g.giveUpAsk(uint32(h), nvme.NamespaceNotReady)
 		}
 	}
@@ -170,7 +170,7 @@ func (g *Replicas) lookForOverdue() {
 // nextOverdueNS is when lookForOverdue is due next; 0: it is not.
 func (g *Replicas) nextOverdueNS() int64 {
 	if g.overdueNS == 0 && g.asked > 0 && g.cfg.AnswerWithin > 0 {
-		g.overdueNS = g.clock + int64(g.cfg.AnswerWithin)/looksPerAnswer
+		g.overdueNS = g.clockNS + int64(g.cfg.AnswerWithin)/looksPerAnswer
 	}
 	return g.overdueNS
 }

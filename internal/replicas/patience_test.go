@@ -20,7 +20,7 @@ const watchPatience = 1000
 
 func newWatcher() watcher {
 	g := &Replicas{cfg: Config{Patience: watchPatience, Changed: func() {}, Log: slog.New(slog.DiscardHandler)},
-		joined: true, ranges: make([]*member, 1), until: 1 << 60}
+		joined: true, ranges: make([]*member, 1), untilNS: 1 << 60}
 	g.ranges[0] = &member{r: replica.New(replica.Config{TombstoneSeconds: tombstoneSeconds,
 		PortConfig: crrs.PortConfig{Keep: 1, Requests: 4, Served: 2,
 			Config: crrs.Config{Window: 1, Reads: 1, Parts: 1}}})}
@@ -29,7 +29,7 @@ func newWatcher() watcher {
 
 // at sets the time.
 func (w watcher) at(clock int64) {
-	w.clock = clock
+	w.clockNS = clock
 	w.lookForCuts()
 }
 
@@ -128,12 +128,12 @@ func TestPatienceEndsWithAConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.driver.Close()
-	w.cfg.Clock = func() int64 { return w.clock }
+	w.cfg.Clock = func() int64 { return w.clockNS }
 	until := int64(1 << 60)
 	w.cfg.Authority = func() int64 { return until }
 	look := func(clock int64, want view.Local) {
 		t.Helper()
-		w.clock = clock
+		w.clockNS = clock
 		w.readTime()
 		w.lookForCuts()
 		if got := w.reports(); got != want {
@@ -143,7 +143,7 @@ func TestPatienceEndsWithAConnection(t *testing.T) {
 	w.sees([]view.PartitionID{0, 2})
 	w.at(1)
 	w.linkChanged(&linkChange{conn: connection{node: "n1"}, loss: loss{1, 1}})
-	w.clock = 50_000
+	w.clockNS = 50_000
 	w.sees([]view.PartitionID{0, 1})
 	look(50_000+watchPatience-1, view.Complete)
 	w.linkChanged(&linkChange{conn: connection{node: "n1"}})
@@ -181,7 +181,7 @@ func TestNoMembershipIsGivenUpBeforeTheManagerGivesUpANode(t *testing.T) {
 		"a Keep Alive to it has no answer":    {[]view.PartitionID{2, 1}, true, lease * 3 / 2, lease, lease / 2},
 	} {
 		w := newWatcher()
-		w.cfg.Clock = func() int64 { return w.clock }
+		w.cfg.Clock = func() int64 { return w.clockNS }
 		w.at(1)
 		before, after := view.Complete, view.Incomplete
 		w.sees(c.serving)

@@ -45,7 +45,7 @@ func (g *Replicas) send(m *member, c *replica.Command) {
 	} else {
 		g.freePeer = p.next
 	}
-	p.m, p.to, p.next, p.sentNS = m, c.To, nil, g.clock
+	p.m, p.to, p.next, p.sentNS = m, c.To, nil, g.clockNS
 	p.To, p.SQE, p.Tag, p.Data = view.PartitionID(c.To), c.SQE, c.Tag, c.Data
 	p.SQE.KVReplica().SetSender(uint16(g.self))
 	switch c.SQE.Opcode() {
@@ -90,7 +90,7 @@ func (g *Replicas) takeAnswer(p *peerRequest) {
 		} else if p.SQE.Opcode() != nvme.CmdKVForward {
 			n = min(p.Received, n)
 		}
-		took := g.clock - p.sentNS
+		took := g.clockNS - p.sentNS
 		if !p.tells() {
 			took = Untimed
 		}
@@ -129,13 +129,13 @@ func (g *Replicas) noteRefusal(p *peerRequest) {
 		return
 	}
 	r := refusal{p.to, p.SQE.Opcode(), p.Status}
-	if next, known := g.refusals[r]; known && g.clock < next {
+	if next, known := g.refusals[r]; known && g.clockNS < next {
 		return
 	}
 	if g.refusals == nil || len(g.refusals) >= maxRefusals {
 		g.refusals = map[refusal]int64{}
 	}
-	g.refusals[r] = g.clock + refusalPause
+	g.refusals[r] = g.clockNS + refusalPause
 	node := ""
 	if g.active != nil && int(p.to) < len(g.active.Partitions) {
 		node = g.active.Nodes[g.active.Partitions[p.to].Node].Name
@@ -166,7 +166,7 @@ func (g *Replicas) retryLater(m *member, to crrs.Peer) {
 	}
 	m.lost = append(m.lost, to)
 	if m.retryNS == 0 {
-		m.retryNS = g.clock + retryLostNS // the member is touched, so that finish puts it where it belongs
+		m.retryNS = g.clockNS + retryLostNS // the member is touched, so that finish puts it where it belongs
 	}
 }
 

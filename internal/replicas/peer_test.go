@@ -53,7 +53,7 @@ func TestARefusalForGoodIsLogged(t *testing.T) {
 	w.sees([]view.PartitionID{0, 1})
 	answer := func(clock int64, st nvme.Status, want int) {
 		t.Helper()
-		w.clock = clock
+		w.clockNS = clock
 		p := &peerRequest{Command: peers.Command{Status: st}, g: w.Replicas, m: w.ranges[0], to: 1}
 		p.SQE.SetOpcode(nvme.CmdKVFetch)
 		w.noteRefusal(p)

@@ -28,7 +28,7 @@ type repaired struct {
 func (g *Replicas) tellRepairs(m *member) {
 	for i := range g.acts.Repairs {
 		e := &g.acts.Repairs[i]
-		g.losses.Ended(m.number, e, g.clock)
+		g.losses.Ended(m.number, e, g.clockNS)
 		if g.cfg.Repair != nil {
 			g.cfg.Repair(e.Outcome)
 		}
@@ -47,10 +47,10 @@ func (g *Replicas) tellRepairs(m *member) {
 		case crrs.RepairFailed:
 			why = "the store or the other replicas could not do it"
 		}
-		if g.clock < m.repairsQuietNS {
+		if g.clockNS < m.repairsQuietNS {
 			continue
 		}
-		m.repairsQuietNS = g.clock + repairPause
+		m.repairsQuietNS = g.clockNS + repairPause
 		g.cfg.Log.Error("the store cannot read a value or a segment, and it is not repaired: "+why, "partition",
 			g.cfg.ID.String(), "range", m.number, "position", fmt.Sprintf("%016x", e.Position))
 	}
@@ -64,12 +64,12 @@ func (g *Replicas) tellRepaired() (dueNS int64) {
 	switch {
 	case r.values+r.segments == 0:
 		return 0
-	case g.clock < r.dueNS:
+	case g.clockNS < r.dueNS:
 		return r.dueNS
 	}
 	g.cfg.Log.Warn("what the store could not read was repaired from other replicas", "partition", g.cfg.ID.String(),
 		"values", r.values, "segments", r.segments, "last_range", r.number, "last_position",
 		fmt.Sprintf("%016x", r.position))
-	*r = repaired{dueNS: g.clock + repairedEvery}
+	*r = repaired{dueNS: g.clockNS + repairedEvery}
 	return 0
 }

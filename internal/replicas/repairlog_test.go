@@ -18,7 +18,7 @@ func TestTheLogSaysOnceAMinuteWhatCannotBeRepaired(t *testing.T) {
 		Repair: func(crrs.RepairOutcome) { told++ }}}
 	m := &member{}
 	for range 600 {
-		g.clock += 1e9
+		g.clockNS += 1e9
 		g.acts.Repairs = []crrs.RepairEvent{{}, {Outcome: crrs.RepairNoSource}}
 		g.tellRepairs(m)
 		g.tellRepaired()
@@ -31,7 +31,7 @@ func TestTheLogSaysOnceAMinuteWhatCannotBeRepaired(t *testing.T) {
 // TestTheLogSaysAtOnceWhatWasRepaired, and of many repairs how many there were, in few lines. None is left out.
 func TestTheLogSaysAtOnceWhatWasRepaired(t *testing.T) {
 	var log bytes.Buffer
-	g := &Replicas{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, clock: 1}
+	g := &Replicas{cfg: Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, clockNS: 1}
 	m := &member{number: 7}
 	done := func(segment bool) {
 		g.acts.Repairs = []crrs.RepairEvent{{}, {Position: 0xab, Outcome: crrs.RepairDone, Segment: segment}}
@@ -44,7 +44,7 @@ func TestTheLogSaysAtOnceWhatWasRepaired(t *testing.T) {
 	}
 	log.Reset()
 	for range 1000 {
-		g.clock += 19e6
+		g.clockNS += 19e6
 		done(false)
 		g.tellRepaired()
 	}
@@ -52,7 +52,7 @@ func TestTheLogSaysAtOnceWhatWasRepaired(t *testing.T) {
 	if due == 0 {
 		t.Fatal("the last ones are not told")
 	}
-	g.clock = due
+	g.clockNS = due
 	g.tellRepaired()
 	sum := 0
 	for _, line := range strings.Split(strings.TrimSpace(log.String()), "\n") {

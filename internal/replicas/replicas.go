@@ -192,16 +192,15 @@ type Replicas struct {
 	// touched those that take part in the turn, due those that want one at some time.
 	ranges, members, touched []*member
 	due                      dueHeap
-	// trimNS is when memory that was not needed is given up, by now; 0: there is none.
+	// trimNS is when memory that was not needed is freed, by envNS; 0: there is none.
 	trimNS int64
 	// refusals has until when no other line is logged about each: see noteRefusal.
 	refusals map[refusal]int64
-	// Each turn reads three clocks. clock is Config.Clock in nanoseconds, for authority, replicas, and all fields named
-	// NS but trimNS; until is the end of authority by it. now is the Env's in nanoseconds, for timers and fences. wall
-	// is the time of day in unix seconds, for expiry.
-	clock, now int64
-	until      int64
-	wall       uint32
+	// Each turn reads three clocks. clockNS is that of Config.Clock, for authority, replicas, and all fields named NS
+	// but trimNS; untilNS is the end of authority by it. envNS is that of the Env, for timers and fences. wall is the
+	// time of day in unix seconds, for expiry.
+	clockNS, envNS, untilNS int64
+	wall                    uint32
 	// full and tooFull are the results of Config.Full and TooFullToFill.
 	full, tooFull bool
 	// requests are those that a replica has, by handle. again and changes are memory for aborts and links.
@@ -467,12 +466,12 @@ func (g *Replicas) start() {
 }
 
 func (g *Replicas) readTime() {
-	last := g.until
-	g.clock, g.until, g.wall = g.cfg.Clock(), g.cfg.Authority(), uint32(time.Now().Unix())
-	if last <= g.clock {
-		g.cuts.heldNS = g.clock
+	last := g.untilNS
+	g.clockNS, g.untilNS, g.wall = g.cfg.Clock(), g.cfg.Authority(), uint32(time.Now().Unix())
+	if last <= g.clockNS {
+		g.cuts.heldNS = g.clockNS
 	}
-	g.now = g.driver.Now()
+	g.envNS = g.driver.Now()
 	g.full = g.cfg.Full != nil && g.cfg.Full()
 	g.tooFull = g.cfg.TooFullToFill != nil && g.cfg.TooFullToFill()
 }
@@ -489,20 +488,20 @@ func (g *Replicas) touch(m *member) *replica.Replica {
 
 // tellTime tells a replica what readTime has read.
 func (g *Replicas) tellTime(m *member) {
-	m.r.SetTime(g.clock, g.wall)
+	m.r.SetTime(g.clockNS, g.wall)
 	m.r.SetFull(g.full, g.tooFull)
 	if !m.withdrawn {
-		m.r.Extend(g.until)
+		m.r.Extend(g.untilNS)
 	}
 }
 
 // touchDue lets those take part that have asked for it.
 func (g *Replicas) touchDue() {
-	for len(g.due) > 0 && g.due[0].dueNS <= g.clock {
+	for len(g.due) > 0 && g.due[0].dueNS <= g.clockNS {
 		m := g.due[0]
 		g.touch(m)
 		m.wakeNS = 0 // its Turn says when it wants the next one
-		if m.retryNS != 0 && m.retryNS <= g.clock {
+		if m.retryNS != 0 && m.retryNS <= g.clockNS {
 			m.retryNS = 0
 			for _, to := range m.lost {
 				m.r.Reconnected(to)
@@ -559,7 +558,7 @@ func (g *Replicas) finish() {
 		}
 	}
 	if next != 0 {
-		g.driver.WakeAt(g.now + max(next-g.clock, 1))
+		g.driver.WakeAt(g.envNS + max(next-g.clockNS, 1))
 	}
 	if !idle || g.trimNS != 0 {
 		g.trim()

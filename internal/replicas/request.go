@@ -172,7 +172,7 @@ func (g *Replicas) begin(q *Request) {
 	switch {
 	case q.Extent.Stale():
 		q.Status = nvme.InvalidNamespaceOrFormat | nvme.DNR // as if it had come after the removal
-	case q.Pass.StaleAt(g.now):
+	case q.Pass.StaleAt(g.envNS):
 		q.Status = nvme.AbortedSQDeletion
 	case g.closed:
 		q.Status = nvme.NamespaceNotReady

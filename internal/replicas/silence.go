@@ -126,7 +126,7 @@ func (s *silence) waits() bool {
 // lookForSilence looks whether the drive is silent, when it is time.
 func (g *Replicas) lookForSilence() {
 	s := &g.silence
-	if s.lookNS == 0 || g.clock < s.lookNS {
+	if s.lookNS == 0 || g.clockNS < s.lookNS {
 		return
 	}
 	s.lookNS = 0
@@ -139,7 +139,7 @@ func (g *Replicas) lookForSilence() {
 func (g *Replicas) nextLookNS() int64 {
 	s := &g.silence
 	if s.lookNS == 0 && s.waits() && g.cfg.Drive != nil && g.cfg.SilentAfter > 0 {
-		s.lookNS = g.clock + int64(g.cfg.SilentAfter)/silentLooks
+		s.lookNS = g.clockNS + int64(g.cfg.SilentAfter)/silentLooks
 	}
 	return s.lookNS
 }

@@ -38,7 +38,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 	}
 	g.takeBack()
 	if adopt {
-		g.losses.Retry(g.clock)
+		g.losses.Retry(g.clockNS)
 	}
 	for number, c := range g.active.Chains {
 		g.seeDrop(number)
@@ -63,7 +63,7 @@ func (g *Replicas) SetState(active, newest *cluster.Map) {
 		g.foresee(m)
 	}
 	if adopt && g.cfg.YieldAfter > 0 && g.yields.nextNS == 0 {
-		g.yields.nextNS = g.clock + g.yieldNS()
+		g.yields.nextNS = g.clockNS + g.yieldNS()
 	}
 	g.countHalted()
 	g.makeReport()

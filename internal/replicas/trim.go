@@ -27,8 +27,8 @@ func (s *spares) unneeded() (n int, more bool) {
 func (g *Replicas) trim() {
 	switch {
 	case g.trimNS == 0:
-		g.trimNS = g.now + trimEveryNS
-	case g.now >= g.trimNS:
+		g.trimNS = g.envNS + trimEveryNS
+	case g.envNS >= g.trimNS:
 		stores, moreStores := g.storeSpares.unneeded()
 		for range stores {
 			g.freeStore = g.freeStore.next
@@ -41,7 +41,7 @@ func (g *Replicas) trim() {
 		for range asks {
 			g.freeAsk = g.freeAsk.next
 		}
-		if g.trimNS = g.now + trimEveryNS; !g.tables.Trim() && !moreStores && !morePeers && !moreAsks {
+		if g.trimNS = g.envNS + trimEveryNS; !g.tables.Trim() && !moreStores && !morePeers && !moreAsks {
 			g.trimNS = 0 // until a turn has something to do again
 			return
 		}

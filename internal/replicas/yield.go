@@ -46,7 +46,7 @@ func (g *Replicas) seeVersion(m *member) {
 		if m.yielded && !g.leads(g.active, m.number) {
 			g.yields.failures = 0
 		}
-		m.chainEpoch, m.steadyNS, m.yielding, m.yielded = v, g.clock, false, false
+		m.chainEpoch, m.steadyNS, m.yielding, m.yielded = v, g.clockNS, false, false
 	}
 }
 
@@ -62,18 +62,18 @@ func (g *Replicas) leads(m *cluster.Map, number int) bool {
 func (g *Replicas) foresee(m *member) {
 	if g.newest != nil && g.newest.ChainEpochs[m.number] != g.active.ChainEpochs[m.number] &&
 		g.leads(g.active, m.number) && !g.leads(g.newest, m.number) {
-		g.touch(m).Yield(g.clock + 5*g.yieldNS())
+		g.touch(m).Yield(g.clockNS + 5*g.yieldNS())
 	}
 }
 
 // lookForYields begins to yield some of the ranges that other members are to lead.
 func (g *Replicas) lookForYields() {
 	y := &g.yields
-	if y.nextNS == 0 || g.clock < y.nextNS {
+	if y.nextNS == 0 || g.clockNS < y.nextNS {
 		return
 	}
-	y.nextNS = g.clock + g.yieldNS()
-	if g.active == nil || g.active != g.newest || !g.joined || g.until <= g.clock || g.silence.silent || g.full ||
+	y.nextNS = g.clockNS + g.yieldNS()
+	if g.active == nil || g.active != g.newest || !g.joined || g.untilNS <= g.clockNS || g.silence.silent || g.full ||
 		len(g.cuts.cut) > 0 {
 		return
 	}
@@ -92,7 +92,7 @@ func (g *Replicas) lookForYields() {
 		led++
 		switch at := m.steadyNS + int64(g.cfg.YieldAfter); {
 		case y.leaders[m.number] == g.self || m.withdrawn:
-		case at > g.clock:
+		case at > g.clockNS:
 			if later == 0 || at < later {
 				later = at
 			}
@@ -106,7 +106,7 @@ func (g *Replicas) lookForYields() {
 	}
 	for _, m := range due[:min(len(due), max(1, led/yieldShare))] {
 		m.yielding, m.yieldTo = true, y.leaders[m.number]
-		g.touch(m).Yield(g.clock + g.yieldNS()/4)
+		g.touch(m).Yield(g.clockNS + g.yieldNS()/4)
 	}
 }
 
@@ -115,11 +115,11 @@ func (g *Replicas) tendYield(m *member) (changed bool) {
 	is := m.r.Yielded()
 	switch {
 	case is && !m.yielded:
-		m.r.Yield(g.clock + g.yieldNS())
+		m.r.Yield(g.clockNS + g.yieldNS())
 	case !m.r.Yields():
 		m.yielding = false
 		g.yields.failures = min(g.yields.failures+1, maxYieldFailures)
-		g.yields.nextNS = g.clock + int64(g.cfg.YieldAfter)<<g.yields.failures
+		g.yields.nextNS = g.clockNS + int64(g.cfg.YieldAfter)<<g.yields.failures
 	}
 	changed = is != m.yielded
 	m.yielded = is
