@@ -124,6 +124,29 @@ func TestEventsAreAnsweredAndAskedForAgain(t *testing.T) {
 	}
 }
 
+// An event that is reported with the interrupt of another command's completion does not wait for the next interrupt.
+func TestAnEventWithTheInterruptOfACommand(t *testing.T) {
+	const every = 4 * time.Second
+	r := newRig(t, pcietest.Config{}, vfio.Config{HealthEvery: every})
+	var told, heard atomic.Int64
+	begin := time.Now()
+	r.ctrl.Intercept(func(id uint16, e *nvme.SQE) (a pcietest.Answer) {
+		switch {
+		case id != 0 || e.Opcode() != nvme.AdminGetLogPage:
+		case e.GetLog().LID() == nvme.LIDError:
+			heard.CompareAndSwap(0, int64(time.Since(begin)))
+		case told.CompareAndSwap(0, int64(time.Since(begin))):
+			a.Tell = []nvme.AER{nvme.AERTransientError}
+		}
+		return a
+	})
+	r.eventually("the event is heard", func() bool { return heard.Load() != 0 })
+	if took := time.Duration(heard.Load() - told.Load()); took > every-time.Second {
+		t.Errorf("it is heard after %v", took)
+	}
+	r.ctrl.Intercept(nil)
+}
+
 // Events are asked for again after a reset.
 func TestEventsAfterAReset(t *testing.T) {
 	r := newRig(t, pcietest.Config{AERL: 1}, quick)

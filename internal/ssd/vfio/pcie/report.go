@@ -67,8 +67,9 @@ func (c *Controller) Events() ([]nvme.AER, error) {
 	return events, nil
 }
 
-// Heard reports whether Events would return something that Do has received meanwhile.
-func (c *Controller) Heard() bool { return len(c.events) > 0 }
+// Heard reports whether Events may return something for which no interrupt comes any more: Do waits for interrupts,
+// too, and returns as soon as it has the completion of its own command.
+func (c *Controller) Heard() bool { return len(c.events) > 0 || c.admin.Ready() }
 
 // Listening reports whether as many event requests are outstanding as the controller accepts.
 func (c *Controller) Listening() bool { return len(c.asked) >= c.listen }

@@ -80,6 +80,8 @@ type Answer struct {
 	Drop, Held bool
 	// Status is what it ends with, without being carried out, unless it is Success.
 	Status nvme.Status
+	// Tell are events that are reported after the completion, with the same interrupt.
+	Tell []nvme.AER
 	// Corrupt may change the completion.
 	Corrupt func(c *nvme.CQE)
 }
@@ -376,9 +378,10 @@ func (c *Controller) serve(q *queue) (any bool) {
 			a.Corrupt(cqe)
 		}
 		answered = c.complete(q, cqe) || answered
+		c.events = append(c.events, a.Tell...)
 	}
 	if any && q.id == 0 {
-		c.report()
+		answered = c.report() || answered // with one interrupt
 	}
 	if answered && q.vector >= 0 {
 		c.interrupts++

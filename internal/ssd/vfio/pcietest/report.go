@@ -15,7 +15,9 @@ func (c *Controller) Tell(events ...nvme.AER) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.events = append(c.events, events...)
-	c.report()
+	if c.report() {
+		c.vectors[0].Signal()
+	}
 }
 
 // Pause has the controller show that it activates firmware, or no longer.
@@ -50,14 +52,13 @@ func (c *Controller) Reports() Reports {
 	return r
 }
 
-// report reports what may be reported.
-func (c *Controller) report() {
+// report reports what may be reported, and returns whether an interrupt must follow.
+func (c *Controller) report() (told bool) {
 	q := c.queues[0]
 	if q == nil || c.vanished || c.revoked {
-		return
+		return false
 	}
 	var left []nvme.AER
-	told := false
 	for _, e := range c.events {
 		if len(c.requests) == 0 || c.masked[e.LID()] {
 			left = append(left, e)
@@ -71,9 +72,7 @@ func (c *Controller) report() {
 		told = c.complete(q, &cqe) || told
 	}
 	c.events = left
-	if told {
-		c.vectors[0].Signal()
-	}
+	return told
 }
 
 // log carries out Get Log Page.
