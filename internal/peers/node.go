@@ -38,7 +38,7 @@ type node struct {
 	tick atomic.Uint32
 	// heardNS is when the node has answered a command last, or was connected.
 	heardNS atomic.Int64
-	// asked has a value when the node's goroutine has something to look at: another view, or namespaces.
+	// asked has a value when the node's goroutine has work: another view, or namespaces to look up.
 	asked chan struct{}
 	// looks: the namespaces are to be looked up. changed: they are, because the node says that they have changed. more:
 	// SetView has found partitions among them that it had not asked for before.
@@ -96,7 +96,7 @@ func (n *node) closeQueues() {
 	}
 }
 
-// ask makes the node's goroutine look around.
+// ask wakes the node's goroutine.
 func (n *node) ask() {
 	select {
 	case n.asked <- struct{}{}:
@@ -112,7 +112,7 @@ func (n *node) redial() {
 	}
 }
 
-// calm forgets a redial.
+// calm cancels a redial.
 func (n *node) calm() {
 	select {
 	case <-n.hurry:
@@ -543,7 +543,7 @@ func (n *node) end(a *association, err error) {
 	}
 }
 
-// missing reports whether partitions of the view have no namespace.
+// missing reports whether some partition of the view has no known namespace.
 func (n *node) missing() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -557,7 +557,7 @@ func (n *node) missing() bool {
 
 // lookUp finds the partitions among the node's namespaces. found: there are some that were not known before.
 //
-// Errors: the association has ended, or the node does not answer.
+// Errors: that of an association that has ended; that of a node that does not answer.
 func (n *node) lookUp(a *association) (found bool, err error) {
 	ctx, cancel := context.WithTimeout(n.ctx, n.p.cfg.Timeout)
 	defer cancel()

@@ -228,7 +228,7 @@ func (q *queue) refuse(m *client.Command) {
 	q.done(c)
 }
 
-// put takes the command of a tag.
+// put frees a tag, and returns its command.
 func (q *queue) put(tag uint64) *Command { // hot: 0 allocs
 	c := q.sent[tag]
 	q.sent[tag] = nil
@@ -240,7 +240,7 @@ func (q *queue) put(tag uint64) *Command { // hot: 0 allocs
 	return c
 }
 
-// after follows whatever sends: the node may have answered already, and the connection may be full.
+// after has to be called after each send: the node may have answered already, and the connection may be full.
 func (q *queue) after() { // hot: 0 allocs
 	for q.link != nil {
 		n := q.link.qp.Completed(q.comps[:])
@@ -328,7 +328,7 @@ func (q *queue) receive(l *link) (done bool) {
 	return true
 }
 
-// send is the step of the goroutine that goes on sending when the connection was full.
+// send is the step of the goroutine that continues to send when the connection was full.
 func (q *queue) send(l *link) (done bool) {
 	q.driver.Lock()
 	defer q.driver.Unlock()
@@ -420,9 +420,9 @@ var (
 	errSlow       = fmt.Errorf("%w from a drive", errUnanswered)
 )
 
-// check ends the connection if the node does not answer. What waits for a drive proves little: the drive may be slow,
-// and the other drives of the node are not. A connection that is dead ends with its keep-alives, and one on which long
-// packets are lost with the commands of the queues for writes, which wait for no drive.
+// check ends the connection if the node does not answer. An unanswered command that waits for a drive proves little:
+// that drive may be slow, and the other drives of the node may work. A dead connection ends because of its keep-alives,
+// and one that loses long packets because of the commands in the queues for writes, which wait for no drive.
 func (q *queue) check(now uint32) {
 	q.driver.Lock()
 	defer q.driver.Unlock()

@@ -8,11 +8,11 @@ import (
 	"jbofd/internal/replica"
 )
 
-// DefaultDropAfter is much longer than it takes until a lost node is given up: what members of a range have is not
-// dropped elsewhere while it is only known that they were there.
+// DefaultDropAfter is much longer than it takes until the manager gives up a lost node: data are not dropped here while
+// the members of the range may be lost without the manager having noticed.
 const DefaultDropAfter = time.Minute
 
-// drops gives back the room of ranges that the partition has lost to others.
+// drops frees the space of ranges that were given to other partitions.
 type drops struct {
 	*replica.Drops
 	acts replica.DropActions

@@ -8,11 +8,11 @@ import (
 	"jbofd/internal/nvme"
 )
 
-// halted counts what the partition has of each range that is halted, as a member or not. When an operator gives up what
-// the last copies have, that partition is to serve the range which has the most of it: view.AcceptLoss. One that has
+// halted counts the objects that the partition has of each halted range, as a member or not. When an operator gives up
+// the data of the last copies, the partition with the most objects is to serve the range: view.AcceptLoss. One that has
 // left the chain a minute before may have nearly all.
 //
-// Nobody writes to a range that is halted, so that one count is enough for each epoch of the chain.
+// A halted range gets no writes, so that one count is enough for each epoch of the chain.
 type halted struct {
 	// counts are those of the ranges that are halted, by number; todo are those to be counted, the first one first.
 	counts map[int]haltedCount
@@ -26,8 +26,8 @@ type halted struct {
 	request kvstore.Request
 }
 
-// mostHalted is of how many halted ranges a partition reports what it has without being a member. All reports of a node
-// with a dozen partitions fit cluster.MaxMessageBytes then.
+// mostHalted is for how many halted ranges of which it is not a member a partition reports its count. Then all reports
+// of a node with a dozen partitions fit into cluster.MaxMessageBytes.
 const mostHalted = 4096
 
 // haltedCount is how many objects there are of a range whose chain has that epoch. queued: it is among those to count.
@@ -56,7 +56,7 @@ func (g *Replicas) seeHalted(number int, c view.Chain) {
 	}
 }
 
-// countHalted asks the store for what it has of the next range, if there is one.
+// countHalted asks the store for the count of the next range, if there is one.
 //
 // hot: 0 allocs
 func (g *Replicas) countHalted() {
@@ -76,7 +76,7 @@ func (g *Replicas) countHalted() {
 	}
 }
 
-// countAgainNS is when the store is asked again that could not answer.
+// countAgainNS is the delay before the store is asked again if it could not answer.
 const countAgainNS = 100e6
 
 // nextCountNS is when to ask the store again; 0: it has something to do, or there is nothing to ask.
@@ -87,7 +87,7 @@ func (g *Replicas) nextCountNS() int64 {
 	return 0
 }
 
-// countedHalted takes the store's answer. What is lost is not counted.
+// countedHalted handles the store's answer. Lost objects are not counted.
 func (g *Replicas) countedHalted(p *kvstore.Reply) {
 	h := &g.halted
 	h.asked = false
@@ -121,7 +121,7 @@ func (g *Replicas) objectsOf(number int) uint32 {
 	return uint32(min(g.halted.counts[number].objects, math.MaxUint32))
 }
 
-// haltedReport is what is reported of a range of which the partition is no member.
+// haltedReport is the report of a range of which the partition is not a member.
 func (g *Replicas) haltedReport(number int) (r view.Report, is bool) {
 	if _, is = g.halted.counts[number]; !is {
 		return r, false

@@ -5,28 +5,28 @@ import (
 	"jbofd/internal/ssd"
 )
 
-// silence is what Replicas know of a drive that takes requests and completes none, and returns no error: a controller
-// that hangs, or a path that queues for ever. All writes of all chains that the partition is in would wait for it, and
-// the manager hears the node.
+// silence detects a drive that takes requests and completes none, without an error: a controller that hangs, or a path
+// that queues for ever. All writes of all chains of the partition would wait for it, while the node reports to the
+// manager as usual.
 //
 // A drive is silent when the store has had a request of a member for silentLooks looks, and the drive had requests in
 // all of these looks and has completed none of that kind. A drive that is slow completes some, and a store that is full
 // has its drive work. Looks are counted, and not time, so that a process that was stopped for a while, and finds what
 // its drive has completed meanwhile only after it has looked at its clock, takes that for one look.
 //
-//   - A member with a silent drive that serves beside others gives its membership up, as one does behind a cut: see
-//     cuts and Replicas.resign. The others go on without it.
+//   - A member with a silent drive that serves beside others gives its membership up, as after a cut: see cuts and
+//     Replicas.resign. The others continue without it.
 //   - One that waits to be filled, or is being filled, reports that it cannot be: the others would wait for it again.
 //   - One that is alone stays, because nobody else has the data.
 //
 // The silence is over when the store has answered all that it has had for so long.
 type silence struct {
-	// kinds are the requests that the store has of members, by kind.
+	// kinds counts the requests of members that the store has, by kind.
 	kinds [numKinds]inStore
 	// look counts looks. lookNS is when to look next, 0: the store has nothing.
 	look   uint32
 	lookNS int64
-	// silent: the drive is.
+	// silent: the drive is silent.
 	silent bool
 }
 
@@ -99,7 +99,7 @@ type driveWork struct {
 	busy      bool
 }
 
-// lookAt takes what the drive has done until now, and reports whether it has become silent, or is not any more.
+// lookAt evaluates the counters of the drive, and reports whether it has become silent, or is not silent any more.
 func (s *silence) lookAt(w *driveWork) (changed bool) {
 	s.look++
 	was, old := s.silent, false
@@ -118,12 +118,12 @@ func (s *silence) lookAt(w *driveWork) (changed bool) {
 	return s.silent != was
 }
 
-// waits reports whether the store has something to look at.
+// waits reports whether the store has requests of a kind that counts.
 func (s *silence) waits() bool {
 	return s.silent || s.kinds[readKind].all+s.kinds[writeKind].all > 0
 }
 
-// lookForSilence looks whether the drive is silent, when it is time.
+// lookForSilence checks whether the drive is silent, when that is due.
 func (g *Replicas) lookForSilence() {
 	s := &g.silence
 	if s.lookNS == 0 || g.clockNS < s.lookNS {
@@ -148,13 +148,14 @@ func (g *Replicas) nextLookNS() int64 {
 func (g *Replicas) driveWork() *driveWork {
 	d := g.cfg.Drive
 	w := &driveWork{busy: d.Inflight.Load() > 0}
-	failed := d.Errors.Load() // they are an answer, too
+	failed := d.Errors.Load() // an error is a completion, too
 	w.completed[readKind] = failed + d.Requests[ssd.Read].Load()
 	w.completed[writeKind] = failed + d.Requests[ssd.Write].Load() + d.Requests[ssd.Flush].Load()
 	return w
 }
 
-// silentChanged tells that the drive is silent, or is not any more. makeReport gives up what has to be.
+// silentChanged logs and reports that the drive has become silent, or is not silent any more. makeReport gives
+// memberships up.
 func (g *Replicas) silentChanged() {
 	if g.silence.silent {
 		g.cfg.Log.Error("the drive of a partition completes nothing: ranges that other nodes serve go on without it",

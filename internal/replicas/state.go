@@ -80,7 +80,7 @@ func (g *Replicas) adopt(m *member, at int) {
 	g.touch(m).Adopt(role, membersBehind(g.active.Chains[m.number], at))
 }
 
-// findSelf looks for the partition in a view that is new, and for the hosts that are nodes.
+// findSelf finds the partition in a new view, and the nodes by their host NQNs.
 func (g *Replicas) findSelf() {
 	g.joined = false
 	for i := range g.active.Partitions {
@@ -132,7 +132,7 @@ func takesPart(e view.Member) bool {
 	return e.State == view.Serving || e.State == view.Leaving || e.State == view.Filling
 }
 
-// membersBehind counts those that take part behind a place.
+// membersBehind counts the members that get the writes downstream of index place.
 func membersBehind(c view.Chain, at int) (n int) {
 	for _, e := range c[max(at, 0):] {
 		if takesPart(e) {
@@ -142,7 +142,7 @@ func membersBehind(c view.Chain, at int) (n int) {
 	return max(n-1, 0)
 }
 
-// roleOf is the partition's role in the chain of a range, at that place of it.
+// roleOf is the partition's role in the chain of a range, at that index of it.
 func (g *Replicas) roleOf(number, at int) crrs.Role {
 	c := g.active.Chains[number]
 	role := crrs.Role{Epoch: uint64(g.active.ChainEpochs[number]), Predecessor: crrs.NoPeer, Successor: crrs.NoPeer,
@@ -170,7 +170,7 @@ func (g *Replicas) roleOf(number, at int) crrs.Role {
 	return role
 }
 
-// chainTail is the place of the last member that serves.
+// chainTail is the index of the last member that serves.
 func chainTail(c view.Chain) (at int) {
 	for i, e := range c {
 		if isServing(e) {
@@ -191,17 +191,17 @@ func countServing(c view.Chain) (n int) {
 
 func isServing(e view.Member) bool { return e.State == view.Serving || e.State == view.Leaving }
 
-// Report is what the partition has of its ranges, for the manager. Its slices are not to be changed.
+// Report is the state of the partition's ranges, for the manager. Its slices must not be changed.
 func (g *Replicas) Report() cluster.Holdings {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.report
 }
 
-// makeReport makes a new Report, and tells of it.
+// makeReport makes a new Report, and calls Config.Changed.
 //
 // A member that has all data has had them since its membership began: it became one by a report of its own, or its
-// chain was new, and empty. What was not active yet is not reported, because the replica does not know of it.
+// chain was new, and empty. A membership that is not active yet is not reported, because the replica does not know it.
 func (g *Replicas) makeReport() {
 	if g.active == nil || g.newest == nil {
 		return
