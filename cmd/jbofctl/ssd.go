@@ -272,7 +272,7 @@ func erase(c *cobra.Command, dev ssd.Device) error {
 		}
 		var done [1]ssd.Completion
 		q.Submit([]ssd.Request{{Op: ssd.WriteZeroes, Flags: ssd.Unmap, Offset: at, Len: min(eraseStep, end-at)}})
-		for q.Poll(done[:], -1) == 0 {
+		for ssd.Await(q, done[:], -1) == 0 {
 			if err := dev.Healthy(); err != nil {
 				return errors.Join(err, q.Close())
 			}

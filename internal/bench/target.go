@@ -335,7 +335,7 @@ func (q *rawQueue) Submit(ops []Op) (int, error) { // hot: 0 allocs
 }
 
 func (q *rawQueue) Poll(dst []Done, wait time.Duration) (int, error) { // hot: 0 allocs
-	n := q.q.Poll(q.comps[:min(len(dst), len(q.comps))], wait)
+	n := ssd.Await(q.q, q.comps[:min(len(dst), len(q.comps))], wait)
 	for i := range n {
 		dst[i] = Done{Tag: q.comps[i].Tag, Err: q.comps[i].Err}
 	}

@@ -154,7 +154,7 @@ func (c *measurement) begin() {
 		return
 	}
 	for n := 0; !c.step(n); {
-		n = c.q.Poll(c.comps[:], calibrationTime)
+		n = ssd.Await(c.q, c.comps[:], calibrationTime)
 	}
 }
 
@@ -164,7 +164,7 @@ func (c *measurement) notified() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for !c.over {
-		n := c.q.Poll(c.comps[:], 0)
+		n := c.q.Poll(c.comps[:])
 		if n == 0 {
 			return
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync"
 	"testing"
-	"time"
 
 	"jbofd/internal/bufpool"
 	"jbofd/internal/pipeline/jbof"
@@ -24,8 +23,8 @@ type holed struct {
 	n     int
 }
 
-func (h *holed) Poll(dst []ssd.Completion, wait time.Duration) int {
-	n := h.gate.Poll(dst, wait)
+func (h *holed) Poll(dst []ssd.Completion) int {
+	n := h.gate.Poll(dst)
 	for i := range dst[:n] {
 		if h.n++; h.fails != nil && h.fails(h.n) {
 			dst[i].Err = ssd.ErrMedia

@@ -2,8 +2,8 @@
 // request.
 //
 // A turn.Driver runs a Drive: the goroutine that submits an IO does the work of the drive if no other goroutine does. A
-// device that completes asynchronously has one goroutine more, which sleeps in Queue.Poll, unless it is an
-// ssd.Notifier.
+// device that completes asynchronously has one goroutine more, which sleeps in Queue.Wait, unless it is an
+// ssd.Notifier. The owner of the drive is that of the device queue, too.
 //
 //	Submit ──> inbox ──> pipeline ──> admitted ──> [host's data] ──> [scratch, claim] ──> staged ──> device queue
 //	                     │  │             │ buffer from the pool                                          │
@@ -45,12 +45,14 @@ type Drive struct {
 	device  ssd.Device
 	queue   ssd.Queue
 	sync    bool
+	polled  bool // ssd.Info.Polled
 	pool    *bufpool.Pool
 	driver  turn.Driver
 	failed  func(op pipeline.Op, err error)
 	stats   Stats
 	account *bufpool.Account
 	poller  chan struct{} // closed when the poll goroutine has ended
+	spin    ssd.Spin      // of the poll goroutine
 
 	// inbox brings IOs that were submitted, fetched or given a buffer.
 	inbox turn.Mailbox[IO]
@@ -94,13 +96,14 @@ func New(cfg Config) (*Drive, error) {
 	if cfg.Env == nil {
 		cfg.Env = turn.Real
 	}
-	name := cfg.Device.Info().Name
+	info := cfg.Device.Info()
+	name := info.Name
 	q, err := cfg.Device.OpenQueue(cfg.Depth)
 	if err != nil {
 		return nil, fmt.Errorf("ssd %s: open queue: %w", name, err)
 	}
 	d := &Drive{
-		device: cfg.Device, queue: q, sync: q.Synchronous(), pool: cfg.Pool, failed: cfg.Failed,
+		device: cfg.Device, queue: q, sync: q.Synchronous(), polled: info.Polled, pool: cfg.Pool, failed: cfg.Failed,
 		account:  cfg.Pool.Account("ssd:" + name),
 		pipe:     pipeline.New(cfg.Policy),
 		slab:     make([]*IO, firstTags),

@@ -509,7 +509,7 @@ func BenchmarkCopy(b *testing.B) {
 						Tag: uint64(k)}
 				}
 				q.Submit(reqs)
-				q.Poll(comps, 0)
+				q.Poll(comps)
 				for k := range bufs {
 					pool.Put(bufs[k])
 				}

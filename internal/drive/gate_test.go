@@ -57,16 +57,23 @@ func (g *gate) Submit(reqs []ssd.Request) int {
 	return n
 }
 
-func (g *gate) Poll(dst []ssd.Completion, wait time.Duration) int {
+func (g *gate) Poll(dst []ssd.Completion) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for len(g.comps) == 0 && wait != 0 && !g.woken && !g.closed {
-		g.cond.Wait()
-	}
-	g.woken = false
 	n := copy(dst, g.comps)
 	g.comps = g.comps[n:]
 	return n
+}
+
+func (g *gate) Wait(limit time.Duration) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for limit != 0 && len(g.comps) == 0 && !g.woken && !g.closed {
+		g.cond.Wait()
+	}
+	ready := len(g.comps) > 0 || g.woken || g.closed
+	g.woken = false
+	return ready
 }
 
 func (g *gate) Wake() {
@@ -132,7 +139,7 @@ func (g *gate) let(i int, err error) {
 	if err == nil {
 		g.inner.Submit([]ssd.Request{r})
 		var c [1]ssd.Completion
-		g.inner.Poll(c[:], 0)
+		g.inner.Poll(c[:])
 		err = c[0].Err
 	}
 	g.comps = append(g.comps, ssd.Completion{Tag: r.Tag, Err: err, LatencyNS: 1})

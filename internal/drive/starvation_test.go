@@ -77,7 +77,9 @@ func (d *flashDevice) advance() {
 	}
 }
 
-func (d *flashDevice) Poll(dst []ssd.Completion, _ time.Duration) int {
+func (d *flashDevice) Wait(time.Duration) bool { return len(d.done) > 0 }
+
+func (d *flashDevice) Poll(dst []ssd.Completion) int {
 	n := min(len(dst), len(d.done))
 	for i, c := range d.done[:n] {
 		if r := d.reqs[c.Tag]; r.Op == ssd.Read {

@@ -1,10 +1,10 @@
 package drive
 
 import (
+	"runtime"
 	"sync/atomic"
 
 	"jbofd/internal/pipeline"
-	"jbofd/internal/ssd"
 )
 
 // Bits of Drive.wants.
@@ -34,23 +34,43 @@ func (d *Drive) notify() {
 	d.driver.Run()
 }
 
-// poll waits for an asynchronous device's completions.
+// poll takes an asynchronous device's completions.
 func (d *Drive) poll() {
 	defer close(d.poller)
-	comps := make([]ssd.Completion, len(d.comps))
-	for {
-		n := d.queue.Poll(comps, -1)
+	for underWay := false; ; {
+		d.await(underWay)
+		d.driver.Lock()
+		n := d.queue.Poll(d.comps)
+		if n > 0 {
+			d.complete(d.comps[:n])
+			d.turn()
+		}
+		underWay = d.atDevice > 0
+		d.driver.Unlock()
 		if n == 0 && d.closed.Load() {
 			return
 		}
-		if n == 0 {
-			continue
-		}
-		d.driver.Lock()
-		d.complete(comps[:n])
-		d.turn()
-		d.driver.Unlock()
 	}
+}
+
+// looksInARow is how often await looks for a completion before it lets other goroutines run.
+const looksInARow = 8
+
+// await waits until the device may have completions. underWay: it has requests.
+func (d *Drive) await(underWay bool) {
+	if window := d.spin.WindowNS(underWay && d.polled); window > 0 {
+		found := false
+		for end, looks := d.driver.Now()+window, 1; !found && d.driver.Now() < end; looks++ {
+			if found = d.queue.Wait(0); looks%looksInARow == 0 {
+				runtime.Gosched()
+			}
+		}
+		if d.spin.Looked(found); found {
+			return
+		}
+	}
+	d.queue.Wait(-1)
+	d.spin.Slept()
 }
 
 const (
@@ -83,7 +103,7 @@ func (d *Drive) turn() {
 			progress = true
 		}
 		if d.sync && d.atDevice > 0 {
-			if n := d.queue.Poll(d.comps, 0); n > 0 {
+			if n := d.queue.Poll(d.comps); n > 0 {
 				now = d.complete(d.comps[:n])
 			}
 		}
@@ -108,7 +128,7 @@ func set(gauge *atomic.Int64, n int) {
 func (d *Drive) takeWants(now int64) int64 {
 	wants := d.wants.Swap(0) // before the work: what is asked for from here on is for the next round
 	if wants&wantPoll != 0 {
-		for n := d.queue.Poll(d.comps, 0); n > 0; n = d.queue.Poll(d.comps, 0) {
+		for n := d.queue.Poll(d.comps); n > 0; n = d.queue.Poll(d.comps) {
 			now = d.complete(d.comps[:n])
 		}
 	}

@@ -38,8 +38,8 @@ func New() (*Event, error) {
 	}
 	var count [8]byte
 	e.read = func(fd uintptr) bool {
-		e.calls.Add(1)
 		_, err := unix.Read(int(fd), count[:])
+		e.calls.Add(1)
 		return err != unix.EAGAIN
 	}
 	return e, nil

@@ -80,7 +80,7 @@ func readerOf(dev ssd.Device, q ssd.Queue, start units.DriveOffset) func(units.E
 	return func(offset units.ExtentOffset, buf []byte) error {
 		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(offset.On(start)), Len: int64(len(buf)), Buf: buf}})
 		var done [1]ssd.Completion
-		for q.Poll(done[:], -1) == 0 {
+		for ssd.Await(q, done[:], -1) == 0 {
 			if err := dev.Healthy(); err != nil {
 				return err
 			}

@@ -27,7 +27,7 @@ func (n *node) raw(op ssd.Op, at int64, buf []byte) {
 		n.rig.t.Fatal("the drive takes no request")
 	}
 	var done [1]ssd.Completion
-	for q.Poll(done[:], time.Second) == 0 {
+	for ssd.Await(q, done[:], time.Second) == 0 {
 	}
 	must(n.rig.t, done[0].Err)
 	must(n.rig.t, q.Close())

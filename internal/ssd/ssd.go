@@ -118,32 +118,59 @@ type Info struct {
 	Deallocates, DeallocatedReadsZero bool
 	// Engine is the mechanism used for I/O: "mem", "io_uring", "threads".
 	Engine string
+	// Polled: completions arrive in the process's memory without the kernel, so that it pays to look for them for a
+	// while before waiting.
+	Polled bool
 }
 
-// Queue is one path for requests to a device. One goroutine at a time calls
-// Submit; one goroutine at a time calls Poll (it may be another one).
+// Queue is one path for requests to a device. It has an owner: one goroutine at a time, which calls Submit and Poll.
+// Neither of them blocks. Another goroutine may wait for completions meanwhile, and hand the queue's work to the owner:
+//
+//	owner:   Submit ──> ... ──> Poll ──> Submit ──> ...
+//	waiter:  Wait ──> become the owner ──> Poll ──> Submit ──> give the ownership back ──> Wait ──> ...
+//
+// A queue does not decide how long to look for completions before a Wait. That is the waiter's business: see Spin.
 type Queue interface {
 	// Submit takes requests in order and returns how many: fewer than len(reqs) if the queue is full. Invalid requests
 	// are taken and complete with an error. It never blocks on the device.
 	//
-	// Cost: 0 allocs; one system call a batch for file devices.
+	// Cost: 0 allocs; a batch costs one system call for file devices, one write to a doorbell for polled ones.
 	Submit(reqs []Request) int
-	// Poll writes completions to dst and returns their number. With wait > 0 it blocks up to that long for the first
-	// one. With wait < 0 it blocks until there is one, or until Wake is called or the device is closed; then it returns
-	// 0.
+	// Poll writes completions that have arrived to dst and returns their number. It never blocks.
 	//
-	// Cost: 0 allocs.
-	Poll(dst []Completion, wait time.Duration) int
-	// Wake makes a blocked Poll return early; from any goroutine.
+	// Cost: 0 allocs; no system call if there are completions, or none.
+	Poll(dst []Completion) int
+	// Wait blocks until there is a completion to poll, until limit is over (< 0: never), until Wake is called, or until
+	// the queue is closed. It returns false only if limit is over. With a limit of 0 it looks, and does not block. A
+	// completion that has arrived before the call ends it at once, unless the owner has polled that meanwhile. One
+	// goroutine at a time, any, may call it. Interrupts and notifications of the kernel are on only while it blocks.
+	//
+	// Cost: 0 allocs; none while it blocks.
+	Wait(limit time.Duration) bool
+	// Wake makes the Wait that is under way, or the next one, return true; from any goroutine.
 	Wake()
-	// Synchronous reports whether Submit completes every request that it takes before it returns. Poll then never needs
-	// to wait.
+	// Synchronous reports whether Submit completes every request that it takes before it returns. Nobody needs to wait
+	// then.
 	Synchronous() bool
-	// Close waits for outstanding requests and releases the queue. Idempotent.
+	// Close waits for outstanding requests and releases the queue; from any goroutine. Completions that were not polled
+	// can still be polled. Idempotent.
 	Close() error
 }
 
-// Notifier is a Queue that reports completions by a call, so that its user needs no goroutine that blocks in Poll.
+// Await polls a queue, and waits if there is no completion: for limit, or without a limit if that is negative. It
+// returns 0 if limit is over, or if the wait has ended early because of Wake or Close. It is for owners that have
+// nothing else to do.
+//
+// Cost: 0 allocs.
+func Await(q Queue, dst []Completion, limit time.Duration) int {
+	n := q.Poll(dst)
+	if n > 0 || limit == 0 || len(dst) == 0 || !q.Wait(limit) {
+		return n
+	}
+	return q.Poll(dst)
+}
+
+// Notifier is a Queue that reports completions by a call, so that its user needs no goroutine that blocks in Wait.
 type Notifier interface {
 	Queue
 	// Notify sets a function that the queue calls when a request completes. The queue does not hold locks of Submit or

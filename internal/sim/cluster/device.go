@@ -101,12 +101,15 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 	return len(reqs)
 }
 
-// Poll implements ssd.Queue. It does not wait.
-func (q *queue) Poll(dst []ssd.Completion, _ time.Duration) int {
+// Poll implements ssd.Queue.
+func (q *queue) Poll(dst []ssd.Completion) int {
 	n := copy(dst, q.done)
 	q.done = append(q.done[:0], q.done[n:]...)
 	return n
 }
+
+// Wait implements ssd.Queue. It only looks: virtual time passes in events.
+func (q *queue) Wait(time.Duration) bool { return len(q.done) > 0 }
 
 // Notify implements ssd.Notifier.
 func (q *queue) Notify(f func()) { q.notify = f }

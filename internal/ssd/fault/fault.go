@@ -60,7 +60,7 @@ type Rule struct {
 	// Err, if not nil, is the result of the request, which is then not carried out.
 	Err error
 	// Delay is how much later the request is carried out and completes; with
-	// DelayPolls, only after that many calls of Poll (one that blocks counts as
+	// DelayPolls, only after that many calls of Poll (a Wait that blocks counts as
 	// often as needed).
 	Delay      time.Duration
 	DelayPolls int
@@ -235,8 +235,7 @@ func (d *Device) setVanished(v bool) {
 
 func (d *Device) wakeAll() {
 	for _, q := range d.queues {
-		q.woken = true
-		q.inner.Wake()
+		q.wake()
 	}
 }
 
@@ -315,7 +314,7 @@ func (d *Device) do(r ssd.Request) error {
 		return ssd.ErrGone
 	}
 	var c [1]ssd.Completion
-	for d.io.Poll(c[:], -1) == 0 {
+	for ssd.Await(d.io, c[:], -1) == 0 {
 		if err := d.inner.Healthy(); err != nil {
 			return err
 		}

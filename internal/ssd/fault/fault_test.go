@@ -136,23 +136,23 @@ func TestDelaysByPollsAndByTime(t *testing.T) {
 		var c [4]ssd.Completion
 		q.Submit([]ssd.Request{{Op: ssd.Flush}})
 		for i := range 2 {
-			if n := q.Poll(c[:], 0); n != 0 {
+			if n := q.Poll(c[:]); n != 0 {
 				t.Fatalf("completed at poll %d, want the third", i+1)
 			}
 		}
-		if n := q.Poll(c[:], 0) + q.Poll(c[:], 0); n != 1 {
+		if n := q.Poll(c[:]) + q.Poll(c[:]); n != 1 {
 			t.Fatal("not completed at the third poll")
 		}
 		q.Submit([]ssd.Request{{Op: ssd.Flush}})
-		if n := q.Poll(c[:], -1); n != 1 {
+		if n := ssd.Await(q, c[:], -1); n != 1 {
 			t.Fatal("a blocking poll did not count by itself")
 		}
 		d.SetRules(Rule{Delay: 20 * time.Millisecond})
 		q.Submit([]ssd.Request{{Op: ssd.Flush}})
-		if n := q.Poll(c[:], time.Millisecond); n != 0 {
+		if n := ssd.Await(q, c[:], time.Millisecond); n != 0 {
 			t.Fatal("completed too early")
 		}
-		if n := q.Poll(c[:], -1); n != 1 || c[0].LatencyNS < int64(20*time.Millisecond) {
+		if n := ssd.Await(q, c[:], -1); n != 1 || c[0].LatencyNS < int64(20*time.Millisecond) {
 			t.Fatalf("%d completions, latency %v, want one of at least 20 ms", n, time.Duration(c[0].LatencyNS))
 		}
 	}
@@ -166,7 +166,7 @@ func TestVanishedDeviceIsGoneUntilItReturns(t *testing.T) {
 	got := make(chan error)
 	go func() {
 		var c [1]ssd.Completion
-		for q.Poll(c[:], -1) == 0 { // Vanish wakes it
+		for ssd.Await(q, c[:], -1) == 0 { // Vanish wakes it
 		}
 		got <- c[0].Err
 	}()
@@ -206,8 +206,8 @@ func TestCrashKeepsTheFlushedAndTearsTheRestBetweenBlocks(t *testing.T) {
 			t.Fatal(err)
 		}
 		var c [1]ssd.Completion
-		if n := q.Poll(c[:], -1); n == 0 { // woken by the crash
-			q.Poll(c[:], -1)
+		if n := ssd.Await(q, c[:], -1); n == 0 { // woken by the crash
+			ssd.Await(q, c[:], -1)
 		}
 		if !errors.Is(c[0].Err, ssd.ErrGone) {
 			t.Fatalf("the write in flight: %v, want ErrGone", c[0].Err)
@@ -364,7 +364,7 @@ func TestHeldRequestsWaitForRelease(t *testing.T) {
 	var c [4]ssd.Completion
 	n := 0
 	for n == 0 {
-		n = q.Poll(c[:], -1)
+		n = ssd.Await(q, c[:], -1)
 	}
 	if n != 1 || c[0].Tag != 9 || c[0].Err != nil {
 		t.Fatalf("%d completions, the first %+v", n, c[0])

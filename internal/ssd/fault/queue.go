@@ -2,6 +2,7 @@ package fault
 
 import (
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"jbofd/internal/ssd"
@@ -21,7 +22,10 @@ type queue struct {
 	woken  bool
 	closed bool
 
-	buf []ssd.Completion // the poller's
+	// changed: inner was woken so that Wait looks again, and not because it has a completion.
+	changed atomic.Bool
+
+	buf []ssd.Completion // the owner's
 }
 
 // Submit implements ssd.Queue.
@@ -57,6 +61,7 @@ func (q *queue) Submit(reqs []ssd.Request) int {
 		}
 	}
 	if len(q.held) > 0 {
+		q.changed.Store(true)
 		q.inner.Wake()
 	}
 	return n
@@ -87,11 +92,12 @@ func (q *queue) passedBack(dst []ssd.Completion) {
 	}
 }
 
-// step advances all requests by one poll and appends completions to dst[:n]. again reports that another poll would
-// bring more at once; due is when time alone would bring more.
-func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
+// Poll implements ssd.Queue. It advances all requests by one poll.
+func (q *queue) Poll(dst []ssd.Completion) int {
 	d := q.dev
-	n = q.inner.Poll(q.buf[:min(len(dst), len(q.buf))], 0)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := q.inner.Poll(q.buf[:min(len(dst), len(q.buf))])
 	copy(dst, q.buf[:n])
 	q.passedBack(dst[:n])
 	now := time.Now()
@@ -105,20 +111,13 @@ func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
 			d.releaseHeld(h)
 		case h.polls > 0:
 			h.polls--
-			again = true
 		}
 		if n == len(dst) || h.polls > 0 || h.hold || h.due.After(now) {
-			if h.due.After(now) && (due.IsZero() || h.due.Before(due)) {
-				due = h.due
-			}
 			keep = append(keep, h)
 			continue
 		}
-		if i := slices.Index(d.inFlight, h); i >= 0 {
-			d.inFlight = slices.Delete(d.inFlight, i, i+1)
-		}
+		q.takeOff(h)
 		if h.err == nil && d.io == nil && q.pass(h) { // delayed, now due
-			again = true
 			continue
 		}
 		err := h.err
@@ -131,49 +130,85 @@ func (q *queue) step(dst []ssd.Completion) (n int, again bool, due time.Time) {
 	clear(q.held[len(keep):])
 	q.held = keep
 	q.used -= n
-	return n, again, due
+	return n
 }
 
-// Poll implements ssd.Queue.
-func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int {
+// look passes requests to the wrapped device that were delayed. It reports whether a Poll has something to return, and
+// when time alone will bring more; the zero time: never. A wait that blocks lets as many polls pass as a request needs.
+func (q *queue) look(block bool) (ready bool, due time.Time) {
 	d := q.dev
-	var deadline time.Time
-	if wait > 0 {
-		deadline = time.Now().Add(wait)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ready = q.woken || q.closed || d.closed
+	q.woken = false
+	now := time.Now()
+	gone := d.isGone()
+	keep := q.held[:0]
+	for _, h := range q.held {
+		keep = append(keep, h)
+		switch {
+		case gone:
+			ready = true
+			continue
+		case h.hold:
+			continue
+		case h.due.After(now):
+			if due.IsZero() || h.due.Before(due) {
+				due = h.due
+			}
+			continue
+		case block:
+			h.polls = 0
+		}
+		switch {
+		case h.err != nil || d.io != nil:
+			ready = ready || h.polls <= 1
+		case h.polls == 0:
+			q.takeOff(h)
+			if q.pass(h) {
+				keep = keep[:len(keep)-1]
+			}
+		}
+	}
+	clear(q.held[len(keep):])
+	q.held = keep
+	return ready, due
+}
+
+// takeOff takes a request off the device's list.
+func (q *queue) takeOff(h *held) {
+	if i := slices.Index(q.dev.inFlight, h); i >= 0 {
+		q.dev.inFlight = slices.Delete(q.dev.inFlight, i, i+1)
+	}
+}
+
+// Wait implements ssd.Queue.
+func (q *queue) Wait(limit time.Duration) bool {
+	var until time.Time
+	if limit > 0 {
+		until = time.Now().Add(limit)
 	}
 	for {
-		d.mu.Lock()
-		n, again, due := q.step(dst)
-		woken := q.woken || q.closed || d.closed
-		if n == 0 && wait != 0 {
-			q.woken = false
+		ready, due := q.look(limit != 0)
+		if ready {
+			return true
 		}
-		d.mu.Unlock()
-		if n > 0 || wait == 0 || woken || len(dst) == 0 {
-			return n
-		}
-		if again {
-			continue
-		}
-		pause := time.Duration(-1)
 		now := time.Now()
-		if !deadline.IsZero() {
-			if !now.Before(deadline) {
-				return 0
+		if !until.IsZero() {
+			limit = max(until.Sub(now), 0)
+		}
+		if limit == 0 {
+			if q.changed.Swap(false) { // look has seen what it was
+				q.inner.Wait(0)
 			}
-			pause = deadline.Sub(now)
+			return q.inner.Wait(0)
 		}
-		if !due.IsZero() && (pause < 0 || due.Sub(now) < pause) {
-			pause = max(due.Sub(now), 1)
+		pause := limit
+		if wait := max(due.Sub(now), 1); !due.IsZero() && (limit < 0 || wait < limit) {
+			pause = wait
 		}
-		n = q.inner.Poll(q.buf[:min(len(dst), len(q.buf))], pause)
-		d.mu.Lock()
-		copy(dst, q.buf[:n])
-		q.passedBack(dst[:n])
-		q.used -= n
-		d.mu.Unlock()
-		if n > 0 || due.IsZero() && d.inner.Healthy() != nil { // or else it might never block again
-			return n
+		if q.inner.Wait(pause) && !q.changed.Swap(false) {
+			return true
 		}
 	}
 }
@@ -181,8 +216,14 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int {
 // Wake implements ssd.Queue.
 func (q *queue) Wake() {
 	q.dev.mu.Lock()
+	defer q.dev.mu.Unlock()
+	q.wake()
+}
+
+// wake ends a Wait. The caller holds dev.mu.
+func (q *queue) wake() {
 	q.woken = true
-	q.dev.mu.Unlock()
+	q.changed.Store(true)
 	q.inner.Wake()
 }
 

@@ -30,7 +30,7 @@ func TestSteadyStateIOAllocatesNothing(t *testing.T) {
 		round := func() {
 			q.Submit(reqs)
 			for got := 0; got < len(reqs); {
-				got += q.Poll(c, time.Second)
+				got += ssd.Await(q, c, time.Second)
 			}
 		}
 		for range 20 { // workers start, regions are registered
@@ -100,7 +100,7 @@ func benchmarkRandomRead(b *testing.B, engine string, depth int) {
 		if len(batch) > 0 && q.Submit(batch) != len(batch) {
 			b.Fatal("queue full")
 		}
-		n = q.Poll(c, -1)
+		n = ssd.Await(q, c, -1)
 		done += n
 	}
 	b.StopTimer()

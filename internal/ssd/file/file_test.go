@@ -216,7 +216,7 @@ func TestDataIsWhatWasWritten(t *testing.T) {
 			t.Fatal("not taken")
 		}
 		var c [1]ssd.Completion
-		if q.Poll(c[:], 10*time.Second) != 1 || c[0].Err != nil {
+		if ssd.Await(q, c[:], 10*time.Second) != 1 || c[0].Err != nil {
 			t.Fatalf("%v at %d: %v", op, offset, c[0].Err)
 		}
 	}
@@ -500,7 +500,7 @@ func TestCloseWaitsForWhatIsInFlightAndLeaksNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := make([]ssd.Completion, 64)
-			if n := q.Poll(c, -1); n != 32 {
+			if n := ssd.Await(q, c, -1); n != 32 {
 				t.Errorf("%d completions after Close, want 32", n)
 			}
 			for _, c := range c[:32] {
@@ -552,7 +552,7 @@ func TestManyQueuesAndSplitSubmitAndPollKeepTheirTags(t *testing.T) {
 				var seen [total]bool
 				var c [5]ssd.Completion
 				for got := 0; got < total; {
-					n := q.Poll(c[:], -1)
+					n := ssd.Await(q, c[:], -1)
 					for _, c := range c[:n] {
 						if c.Err != nil || seen[c.Tag] {
 							errs <- fmt.Errorf("completion %+v, seen %v", c, seen[c.Tag])

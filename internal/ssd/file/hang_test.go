@@ -72,7 +72,7 @@ func testHang(t *testing.T, block bool, engine string) {
 				return
 			}
 			for left := len(batch); left > 0; {
-				got := b.Poll(done[:], patience)
+				got := ssd.Await(b, done[:], patience)
 				for _, c := range done[:got] {
 					if c.Err != nil {
 						t.Error(c.Err)
@@ -103,7 +103,7 @@ func testHang(t *testing.T, block bool, engine string) {
 	m.Answer(0)
 	done := make([]ssd.Completion, depth)
 	for all > 0 {
-		n := a.Poll(done, patience)
+		n := ssd.Await(a, done, patience)
 		for _, c := range done[:n] {
 			if c.Err != nil {
 				t.Errorf("request %d: %v", c.Tag, c.Err)

@@ -3,14 +3,13 @@ package file
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"jbofd/internal/eventfd"
 	"jbofd/internal/invariants"
 	"jbofd/internal/ssd"
 	"jbofd/internal/uring"
@@ -46,26 +45,22 @@ type queue struct {
 	dev   *Device
 	epoch time.Time // startNS and endNS count from here
 
-	// subMu admits one submitter at a time: the caller of Submit, or a Poll that continues short transfers.
-	subMu      sync.Mutex
-	closed     bool
+	// ringMu guards what the caller of Submit or Poll uses, because a Wait, and Close, take completions from the ring.
+	ringMu     sync.Mutex
+	closed     bool                           // no request is taken
+	drained    bool                           // Close has closed the ring
 	ring       *uring.Ring                    // nil: the workers do everything
 	submit     func(*uring.Ring) (int, error) // hands the ring's entries to the kernel
 	batch      []*slot                        // scratch, cap = depth
+	again      []*slot                        // scratch: short reads and writes to continue
 	registered []regionState
 	// stuck is set while the kernel has not taken all prepared entries.
 	stuck atomic.Bool
 
-	// pollMu admits one poller at a time: the caller of Poll or Close.
-	pollMu   sync.Mutex
-	drained  bool    // Close has closed the ring
-	again    []*slot // scratch: short reads and writes to continue
-	event    *os.File
-	eventRaw syscall.RawConn
-	eventFn  func(fd uintptr) bool
-	deadline bool // a read deadline is set on event
-
-	// waiting: a Poll is about to block; write to event after giving it work.
+	// waiter admits one that waits for event at a time: the caller of Wait, or of Close.
+	waiter sync.Mutex
+	event  *eventfd.Event
+	// waiting: it is about to block; signal event after giving it work.
 	waiting atomic.Bool
 	woken   atomic.Bool
 
@@ -102,35 +97,30 @@ func newQueue(d *Device, depth int) (*queue, error) {
 		q.slots[i].queue, q.slots[i].index = q, int32(i)
 		q.free[i] = int32(depth - 1 - i)
 	}
-	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("eventfd: %w", err)
+	var err error
+	if q.event, err = eventfd.New(); err != nil {
+		return nil, err
 	}
-	q.event = os.NewFile(uintptr(fd), "eventfd")
-	if q.eventRaw, err = q.event.SyscallConn(); err == nil && d.uring {
-		if err = q.openRing(depth, fd); err != nil && !d.strict {
-			d.fallback, err = fmt.Errorf("a queue uses threads: %w", err), nil
-			d.workers.raise(threadsWorkers)
-		}
+	if !d.uring {
+		return q, nil
+	}
+	if err = q.openRing(depth); err != nil && !d.strict {
+		d.fallback, err = fmt.Errorf("a queue uses threads: %w", err), nil
+		d.workers.raise(threadsWorkers)
 	}
 	if err != nil {
 		return nil, errors.Join(err, q.event.Close())
 	}
-	var count [8]byte
-	q.eventFn = func(fd uintptr) bool {
-		_, err := unix.Read(int(fd), count[:])
-		return err != unix.EAGAIN
-	}
 	return q, nil
 }
 
-func (q *queue) openRing(depth, eventFD int) error {
+func (q *queue) openRing(depth int) error {
 	r, err := uring.New(depth)
 	if err != nil {
 		return err
 	}
 	r.EnableEventfd(false)
-	err = errors.Join(r.RegisterEventfd(eventFD), r.RegisterFile(q.dev.fd))
+	err = errors.Join(r.RegisterEventfd(q.event.FD()), r.RegisterFile(q.dev.fd))
 	if p := q.dev.pool; p != nil && err == nil {
 		n := min(p.Regions(), uring.MaxBuffers)
 		if r.RegisterSparse(n) == nil { // or else: without registered buffers, slower
@@ -148,8 +138,8 @@ func (q *queue) now() int64 { return int64(time.Since(q.epoch)) }
 
 // Submit implements ssd.Queue.
 func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
-	q.subMu.Lock()
-	defer q.subMu.Unlock()
+	q.ringMu.Lock()
+	defer q.ringMu.Unlock()
 	if q.closed || len(reqs) == 0 {
 		return 0
 	}
@@ -192,7 +182,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	if q.ring != nil {
 		q.pushRing()
 	}
-	// A Poll that blocks without a time limit would not submit the entries again that the kernel has refused.
+	// A Wait that blocks without a time limit would not submit the entries again that the kernel has refused.
 	if answered || q.stuck.Load() {
 		q.notify()
 	}
@@ -223,7 +213,7 @@ func (d *Device) forRing(r *ssd.Request) bool { // hot: 0 allocs
 		r.Op == ssd.Write && (r.Flags&ssd.FUA == 0 || !d.noDSync.Load())
 }
 
-// prep fills a ring entry for the rest of a read or write. The caller holds subMu.
+// prep fills a ring entry for the rest of a read or write. The caller holds ringMu.
 func (q *queue) prep(s *slot) { // hot: 0 allocs
 	e := q.ring.NextSQE()
 	invariants.Check(e != nil, "file: more requests than ring entries")
@@ -258,7 +248,7 @@ func (q *queue) prep(s *slot) { // hot: 0 allocs
 }
 
 // pushRing submits the prepared entries to the kernel. Entries that the kernel does not take, for lack of memory, are
-// submitted again by the next Submit or Poll.
+// submitted again by the next Submit, Poll or Wait.
 func (q *queue) pushRing() { // hot: 0 allocs
 	for q.ring.Unsubmitted() > 0 {
 		if _, err := q.submit(q.ring); err != nil {
@@ -303,20 +293,14 @@ func (s *slot) unbounce(err error) {
 	s.bounce = nil
 }
 
-// eventOne is what one writes to an eventfd; any number but 0 does.
-var eventOne = [8]byte{1}
-
-// notify wakes a Poll that blocks.
+// notify wakes a Wait that blocks.
 func (q *queue) notify() {
 	if q.waiting.Load() {
-		if _, err := q.event.Write(eventOne[:]); err != nil && !errors.Is(err, os.ErrClosed) &&
-			!errors.Is(err, unix.EAGAIN) {
-			panic("invariant broken: file: eventfd: " + err.Error())
-		}
+		q.event.Signal()
 	}
 }
 
-// harvest marks the slots that the ring has completed as done and continues short transfers. The caller holds pollMu.
+// harvest marks the slots that the ring has completed as done and continues short transfers. The caller holds ringMu.
 func (q *queue) harvest() { // hot: 0 allocs
 	if q.ring == nil || q.drained {
 		return
@@ -342,13 +326,11 @@ func (q *queue) harvest() { // hot: 0 allocs
 	if len(q.again) == 0 && !q.stuck.Load() {
 		return
 	}
-	q.subMu.Lock()
 	for _, s := range q.again {
 		q.prep(s)
 	}
 	q.again = q.again[:0]
 	q.pushRing()
-	q.subMu.Unlock()
 }
 
 // next is what is to be done about a request for which the ring has a result.
@@ -404,71 +386,69 @@ func (q *queue) emit(dst []ssd.Completion) (n int) { // hot: 0 allocs
 }
 
 // Poll implements ssd.Queue.
-func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 allocs
-	q.pollMu.Lock()
-	defer q.pollMu.Unlock()
+func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
+	q.ringMu.Lock()
 	q.harvest()
-	if n := q.emit(dst); n > 0 || wait == 0 || len(dst) == 0 {
-		return n
-	}
-	var until time.Time
-	if wait > 0 {
-		until = time.Now().Add(wait)
-	}
-	for {
-		if q.drained || q.woken.Swap(false) {
-			return 0
-		}
-		timely := q.block(until)
-		if n := q.emit(dst); n > 0 || !timely {
-			return n
-		}
-	}
+	q.ringMu.Unlock()
+	return q.emit(dst)
 }
 
-// stuckRetry is how soon a blocked Poll submits again the entries that the kernel did not take.
+// stuckRetry is how soon a blocked Wait submits again the entries that the kernel did not take.
 const stuckRetry = time.Millisecond
 
-// block waits until a slot is done or Wake is called; then it returns true. It returns false at the time until; the
-// zero time means no limit. The caller holds pollMu.
-func (q *queue) block(until time.Time) bool { // hot: 0 allocs
-	q.waiting.Store(true)
-	if q.ring != nil {
-		q.ring.EnableEventfd(true)
-	}
-	// Completions before this point are seen by harvest; later ones write to the eventfd.
+// ready reports whether a Wait returns.
+func (q *queue) ready() bool { // hot: 0 allocs
+	q.ringMu.Lock()
 	q.harvest()
-	timely := true
-	if !q.ready() {
-		retry := q.stuck.Load()
-		at := until
-		if soon := time.Now().Add(stuckRetry); retry && (until.IsZero() || soon.Before(until)) {
-			at = soon
-		} else {
-			retry = false
-		}
-		if !at.IsZero() || q.deadline {
-			q.deadline = !at.IsZero()
-			if err := q.event.SetReadDeadline(at); err != nil {
-				panic("invariant broken: file: eventfd deadline: " + err.Error())
-			}
-		}
-		err := q.eventRaw.Read(q.eventFn)
-		timely = err == nil || retry
-		q.harvest()
-	}
-	if q.ring != nil {
-		q.ring.EnableEventfd(false)
-	}
-	q.waiting.Store(false)
-	return timely
-}
-
-// ready reports whether a Poll has something to return for.
-func (q *queue) ready() bool {
+	drained := q.drained
+	q.ringMu.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.doneN > 0 || q.woken.Load()
+	return q.doneN > 0 || drained || q.woken.Swap(false)
+}
+
+// Wait implements ssd.Queue.
+func (q *queue) Wait(limit time.Duration) bool { // hot: 0 allocs
+	if limit == 0 {
+		return q.ready()
+	}
+	q.waiter.Lock()
+	defer q.waiter.Unlock()
+	var until time.Time
+	if limit > 0 {
+		until = time.Now().Add(limit)
+	}
+	if q.ready() {
+		return true
+	}
+	q.arm(true)
+	defer q.arm(false)
+	for timely := true; ; timely = q.block(until) {
+		// Completions before this point are seen; later ones signal the event.
+		if r := q.ready(); r || !timely {
+			return r
+		}
+	}
+}
+
+// arm turns the notifications on or off for which block waits. The caller holds waiter.
+func (q *queue) arm(on bool) {
+	q.waiting.Store(on)
+	if q.ring != nil {
+		q.ring.EnableEventfd(on)
+	}
+}
+
+// block waits for a notification; then it returns true. It returns false at the time until; the zero time means no
+// limit. The caller holds waiter.
+func (q *queue) block(until time.Time) bool { // hot: 0 allocs
+	if q.stuck.Load() {
+		if soon := time.Now().Add(stuckRetry); until.IsZero() || soon.Before(until) {
+			q.event.Wait(soon)
+			return true
+		}
+	}
+	return q.event.Wait(until)
 }
 
 // Wake implements ssd.Queue.
@@ -480,61 +460,42 @@ func (q *queue) Wake() {
 // Synchronous implements ssd.Queue: false.
 func (q *queue) Synchronous() bool { return false }
 
-// Close implements ssd.Queue. Completions not yet polled can still be polled. It waits as long as the drive takes to
-// answer, because memory of requests in flight cannot be taken back.
+// Close implements ssd.Queue. It waits as long as the drive takes to answer, because memory of requests in flight
+// cannot be taken back.
 func (q *queue) Close() error {
-	q.subMu.Lock()
+	q.ringMu.Lock()
 	q.closed = true
-	q.subMu.Unlock()
+	q.ringMu.Unlock()
 	q.Wake()
-	q.pollMu.Lock()
-	defer q.pollMu.Unlock()
+	q.waiter.Lock()
+	defer q.waiter.Unlock()
 	if q.drained {
 		return nil
 	}
-	for q.harvest(); q.inFlight() > 0; {
-		q.blockForDrain()
+	q.arm(true)
+	for q.underWay() {
+		q.block(time.Time{})
 	}
-	q.drained = true
-	q.woken.Store(true)
+	q.arm(false)
 	var err error
+	q.ringMu.Lock()
+	q.drained = true
 	if q.ring != nil {
 		err = q.ring.Close()
 	}
+	q.ringMu.Unlock()
 	q.dev.mu.Lock()
 	delete(q.dev.queues, q)
 	q.dev.mu.Unlock()
 	return errors.Join(err, q.event.Close())
 }
 
-// inFlight is how many slots are with the ring or the workers.
-func (q *queue) inFlight() int {
+// underWay reports whether slots are with the ring or the workers.
+func (q *queue) underWay() bool {
+	q.ringMu.Lock()
+	q.harvest()
+	q.ringMu.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.slots) - len(q.free) - q.doneN
-}
-
-// blockForDrain waits for one more slot to be done. The caller holds pollMu.
-func (q *queue) blockForDrain() {
-	before := q.inFlight()
-	q.waiting.Store(true)
-	if q.ring != nil {
-		q.ring.EnableEventfd(true)
-	}
-	for q.harvest(); q.inFlight() == before; q.harvest() {
-		at := time.Time{}
-		if q.stuck.Load() {
-			at = time.Now().Add(stuckRetry)
-		}
-		if err := q.event.SetReadDeadline(at); err != nil {
-			panic("invariant broken: file: eventfd deadline: " + err.Error())
-		}
-		if err := q.eventRaw.Read(q.eventFn); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-			panic("invariant broken: file: eventfd: " + err.Error())
-		}
-	}
-	if q.ring != nil {
-		q.ring.EnableEventfd(false)
-	}
-	q.waiting.Store(false)
+	return len(q.slots)-len(q.free)-q.doneN > 0
 }

@@ -37,7 +37,7 @@ func TestRequestsThatTheKernelRefusesForNowComplete(t *testing.T) {
 		polled := make(chan ssd.Completion, 1)
 		poll := func() {
 			var done [4]ssd.Completion
-			if q.Poll(done[:], -1) == 1 {
+			if ssd.Await(q, done[:], -1) == 1 {
 				polled <- done[0]
 			}
 			close(polled)

@@ -358,7 +358,7 @@ func (s *Store) sample() (foreign int64, err error) {
 		if len(free) == sampleDepth {
 			wait = 0 // the queue took no request: poll until the drive reports why
 		}
-		for _, x := range c[:q.Poll(c[:], wait)] {
+		for _, x := range c[:ssd.Await(q, c[:], wait)] {
 			r := &reqs[x.Tag]
 			free = append(free, x.Tag)
 			switch {
@@ -415,10 +415,10 @@ func (s *Store) do(r ssd.Request) error {
 		if err := s.dev.Healthy(); err != nil {
 			return fmt.Errorf("label of %q: %w", name, err)
 		}
-		s.queue.Poll(nil, 0)
+		s.queue.Poll(nil)
 	}
 	var c [1]ssd.Completion
-	for s.queue.Poll(c[:], -1) == 0 {
+	for ssd.Await(s.queue, c[:], -1) == 0 {
 		if err := s.dev.Healthy(); err != nil {
 			return fmt.Errorf("label of %q: %w", name, err)
 		}

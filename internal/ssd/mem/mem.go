@@ -194,8 +194,10 @@ type queue struct {
 	done   []ssd.Completion // ring
 	first  int              // index of the oldest
 	n      int              // how many
-	woken  bool             // Wake was called and no Poll has returned for it
+	woken  bool             // Wake was called and no Wait has returned for it
 	closed bool
+	// waiting: a Wait is about to block, or blocks.
+	waiting bool
 }
 
 // Submit implements ssd.Queue.
@@ -225,24 +227,35 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 		q.done[(at+i)%len(q.done)].LatencyNS = latency
 	}
 	q.n += room
+	waiting := q.waiting
 	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
+	if waiting {
+		q.notify()
 	}
 	return room
 }
 
 // Poll implements ssd.Queue.
-func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 allocs
-	n, early := q.take(dst)
-	if n > 0 || wait == 0 || early || len(dst) == 0 {
-		return n
+func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := min(len(dst), q.n)
+	for i := range n {
+		dst[i] = q.done[q.first]
+		q.first = (q.first + 1) % len(q.done)
 	}
-	// This path is rare: no caller needs to wait on a synchronous queue.
+	q.n -= n
+	return n
+}
+
+// Wait implements ssd.Queue. It is rare: no caller needs to wait on a synchronous queue.
+func (q *queue) Wait(limit time.Duration) bool {
+	if r := q.ready(limit != 0); r || limit == 0 {
+		return r
+	}
 	var timeout <-chan time.Time
-	if wait > 0 {
-		t := time.NewTimer(wait)
+	if limit > 0 {
+		t := time.NewTimer(limit)
 		defer t.Stop()
 		timeout = t.C
 	}
@@ -250,27 +263,30 @@ func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 a
 		select {
 		case <-q.wake: // perhaps left over from a Submit whose completions were taken
 		case <-timeout:
-			return 0
+			return q.ready(false)
 		}
-		if n, early = q.take(dst); n > 0 || early {
-			return n
+		if q.ready(true) {
+			return true
 		}
 	}
 }
 
-// take moves completions to dst; early reports that Poll must not block.
-func (q *queue) take(dst []ssd.Completion) (n int, early bool) {
+// ready reports whether a Wait returns. block: it blocks otherwise.
+func (q *queue) ready(block bool) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n = min(len(dst), q.n)
-	for i := range n {
-		dst[i] = q.done[q.first]
-		q.first = (q.first + 1) % len(q.done)
-	}
-	q.n -= n
-	early = q.closed || q.woken || q.dev.gone.Load()
+	r := q.woken || q.n > 0 || q.closed || q.dev.gone.Load()
 	q.woken = false
-	return n, early
+	q.waiting = block && !r
+	return r
+}
+
+// notify wakes a Wait.
+func (q *queue) notify() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
 }
 
 // Wake implements ssd.Queue.
@@ -278,10 +294,7 @@ func (q *queue) Wake() {
 	q.mu.Lock()
 	q.woken = true
 	q.mu.Unlock()
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	q.notify()
 }
 
 // Synchronous implements ssd.Queue: true.

@@ -91,7 +91,7 @@ func TestCloseWhileQueuesAreBusyNeitherCrashesNorBlocks(t *testing.T) {
 			var c [8]ssd.Completion
 			for i := 0; ; i++ {
 				q.Submit([]ssd.Request{{Op: ssd.Write, Len: 4096, Buf: buf}})
-				if n := q.Poll(c[:], 0); n > 0 && errors.Is(c[n-1].Err, ssd.ErrGone) {
+				if n := q.Poll(c[:]); n > 0 && errors.Is(c[n-1].Err, ssd.ErrGone) {
 					return
 				}
 				if i == 10 {
@@ -118,7 +118,7 @@ func TestIOAllocatesNothing(t *testing.T) {
 	c := make([]ssd.Completion, 4)
 	if n := testing.AllocsPerRun(100, func() {
 		q.Submit(reqs)
-		q.Poll(c, 0)
+		q.Poll(c)
 	}); n != 0 {
 		t.Errorf("%v allocs per batch, want 0", n)
 	}
@@ -141,7 +141,7 @@ func benchmark(b *testing.B, op ssd.Op, size, batch int) {
 			off = (off + 1<<20 + int64(size)) % (63 << 20)
 		}
 		q.Submit(reqs)
-		q.Poll(c, 0)
+		q.Poll(c)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestWritesOfAnyLengthLeaveTheirNeighboursAlone(t *testing.T) {
 	done := make([]ssd.Completion, 4)
 	do := func(r ssd.Request) {
 		t.Helper()
-		if q.Submit([]ssd.Request{r}) != 1 || q.Poll(done, -1) != 1 || done[0].Err != nil {
+		if q.Submit([]ssd.Request{r}) != 1 || ssd.Await(q, done, -1) != 1 || done[0].Err != nil {
 			t.Fatalf("%v of %d bytes at %d: %v", r.Op, r.Len, r.Offset, done[0].Err)
 		}
 	}

@@ -382,7 +382,7 @@ func (q *queue) finish(s int32, err error, latencyNS int64) {
 	}
 }
 
-// notify wakes a blocked Poll.
+// notify wakes a blocked Wait.
 func (q *queue) notify() {
 	q.fresh = false
 	select {
@@ -392,43 +392,15 @@ func (q *queue) notify() {
 }
 
 // Poll implements ssd.Queue. Data that were read are copied here, on the caller's time.
-func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 allocs
-	n, early := q.take(dst)
-	if n > 0 || wait == 0 || early || len(dst) == 0 {
-		return n
-	}
-	// A bounded wait is rare: an owner of queues waits without bound.
-	var timeout <-chan time.Time
-	if wait > 0 {
-		t := time.NewTimer(wait)
-		defer t.Stop()
-		timeout = t.C
-	}
-	for {
-		select {
-		case <-q.wake: // perhaps for what was taken already
-		case <-timeout:
-			return 0
-		}
-		if n, early = q.take(dst); n > 0 || early {
-			return n
-		}
-	}
-}
-
-// take moves completions to dst; early reports that Poll must not block.
-func (q *queue) take(dst []ssd.Completion) (n int, early bool) {
+func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
 	d := q.dev
 	d.mu.Lock()
-	n = min(len(dst), q.nDone)
-	first := q.first
-	early = q.closed && q.busy == 0 || q.woken || d.gone.Load()
-	q.woken = false
+	n, first := min(len(dst), q.nDone), q.first
 	d.mu.Unlock()
 	if n == 0 {
-		return 0, early
+		return 0
 	}
-	// Only this goroutine takes from the ring, and nobody touches the slots of what is done.
+	// Only the owner takes from the ring, and nobody touches the slots of what is done.
 	d.mapMu.RLock()
 	for i := range n {
 		x := &q.slots[q.done[(first+i)%len(q.done)]]
@@ -450,7 +422,41 @@ func (q *queue) take(dst []ssd.Completion) (n int, early bool) {
 	q.first = (first + n) % len(q.done)
 	q.nDone -= n
 	d.mu.Unlock()
-	return n, early
+	return n
+}
+
+// Wait implements ssd.Queue.
+func (q *queue) Wait(limit time.Duration) bool { // hot: 0 allocs
+	if r := q.ready(); r || limit == 0 {
+		return r
+	}
+	// A bounded wait is rare: an owner of queues waits without bound.
+	var timeout <-chan time.Time
+	if limit > 0 {
+		t := time.NewTimer(limit)
+		defer t.Stop()
+		timeout = t.C
+	}
+	for {
+		select {
+		case <-q.wake: // perhaps for what was taken already
+		case <-timeout:
+			return q.ready()
+		}
+		if q.ready() {
+			return true
+		}
+	}
+}
+
+// ready reports whether Wait returns.
+func (q *queue) ready() bool {
+	d := q.dev
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	woken := q.woken
+	q.woken = false
+	return woken || q.nDone > 0 || q.closed && q.busy == 0 || d.gone.Load()
 }
 
 // Wake implements ssd.Queue.

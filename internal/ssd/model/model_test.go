@@ -75,7 +75,7 @@ func loop(t testing.TB, q *queue, depth, n int) (took time.Duration, latencies [
 	}
 	c := make([]ssd.Completion, depth)
 	for done := 0; done < n; {
-		k := q.Poll(c, -1)
+		k := ssd.Await(q, c, -1)
 		again = again[:0]
 		for _, c := range c[:k] {
 			if c.Err != nil {
@@ -155,7 +155,7 @@ func TestTimeDoesNotSlip(t *testing.T) {
 		t.Errorf("20 ms after 32 reads %d are done", n)
 	}
 	c := make([]ssd.Completion, 32)
-	if q.Poll(c, -1) != 32 {
+	if ssd.Await(q, c, -1) != 32 {
 		t.Fatal("not all were polled at once")
 	}
 	for _, c := range c {
@@ -172,7 +172,7 @@ func TestAnIdleDeviceSleeps(t *testing.T) {
 	ssdtest.Write(t, q, 0, bytes.Repeat([]byte{1}, 8<<20), 0)
 	loop(t, q, 16, 100)
 	for got := 0; got < 16; {
-		got += q.Poll(make([]ssd.Completion, 16), -1)
+		got += ssd.Await(q, make([]ssd.Completion, 16), -1)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -217,7 +217,7 @@ func TestCloseFailsWhatIsInFlight(t *testing.T) {
 	gone := 0
 	c := make([]ssd.Completion, 64)
 	for n := 0; n < 64; {
-		k := q.Poll(c, -1)
+		k := ssd.Await(q, c, -1)
 		for _, c := range c[:k] {
 			if errors.Is(c.Err, ssd.ErrGone) {
 				gone++
@@ -241,7 +241,7 @@ func TestIOAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(200, func() {
 		q.Submit(reqs)
 		for n := 0; n < len(reqs); {
-			n += q.Poll(c, -1)
+			n += ssd.Await(q, c, -1)
 		}
 	}); n != 0 {
 		t.Errorf("%v allocs per 16 requests, want 0", n)

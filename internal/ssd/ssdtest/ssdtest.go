@@ -22,7 +22,7 @@ func Do(t testing.TB, q ssd.Queue, r ssd.Request) error {
 	}
 	var c [1]ssd.Completion
 	for deadline := time.Now().Add(20 * time.Second); ; {
-		if q.Poll(c[:], time.Second) == 1 {
+		if ssd.Await(q, c[:], time.Second) == 1 {
 			break
 		}
 		if time.Now().After(deadline) {
@@ -105,26 +105,21 @@ func Conformance(t *testing.T, open func(t *testing.T) ssd.Device) {
 			}
 		}
 	}))
-	t.Run("WakeEndsABlockedPoll", withQueue(4, func(t *testing.T, d ssd.Device, q ssd.Queue) {
-		got := make(chan int)
-		go func() { got <- q.Poll(make([]ssd.Completion, 4), -1) }()
-		q.Wake()
-		if n := <-got; n != 0 {
-			t.Errorf("Poll returned %d", n)
-		}
-		start := time.Now()
-		if n := q.Poll(make([]ssd.Completion, 4), 5*time.Millisecond); n != 0 ||
-			time.Since(start) < 4*time.Millisecond {
-			t.Errorf("Poll on an idle queue returned %d after %v, want 0 after 5 ms", n, time.Since(start))
-		}
-	}))
-	t.Run("CloseEndsABlockedPollAndLaterRequestsSayGone", withQueue(4, func(t *testing.T, d ssd.Device, q ssd.Queue) {
-		got := make(chan int)
-		go func() { got <- q.Poll(make([]ssd.Completion, 4), -1) }()
+	t.Run("WakeEndsOneWait", withQueue(4, wakes))
+	t.Run("WaitTellsOfWhatHasArrived", withQueue(4, waitTells))
+	t.Run("AWaiterMissesNothing", withQueue(8, waiterMissesNothing))
+	t.Run("CloseWaitsForWhatIsUnderWay", withQueue(8, closeWaits))
+	t.Run("CloseEndsAWaitAndLaterRequestsSayGone", withQueue(4, func(t *testing.T, d ssd.Device, q ssd.Queue) {
+		got := make(chan bool)
+		go func() { got <- q.Wait(-1) }()
 		if err := d.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if n := <-got; n != 0 {
+		if !<-got || !q.Wait(-1) || !q.Wait(0) {
+			t.Error("Wait on a closed queue returned false")
+		}
+		var none [1]ssd.Completion
+		if n := q.Poll(none[:]); n != 0 {
 			t.Errorf("Poll returned %d", n)
 		}
 		if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
@@ -136,7 +131,7 @@ func Conformance(t *testing.T, open func(t *testing.T) ssd.Device) {
 		b := make([]byte, 4096)
 		if q.Submit([]ssd.Request{{Op: ssd.Read, Len: 4096, Buf: b, Tag: 9}}) == 1 {
 			var c [1]ssd.Completion
-			if n := q.Poll(c[:], -1); n != 1 || !errors.Is(c[0].Err, ssd.ErrGone) {
+			if n := ssd.Await(q, c[:], -1); n != 1 || !errors.Is(c[0].Err, ssd.ErrGone) {
 				t.Errorf("read after Close: %d %v", n, c[0].Err)
 			}
 		}
@@ -214,7 +209,7 @@ func depthIsRespected(t *testing.T, d ssd.Device, q ssd.Queue) {
 		seen := make(map[uint64]bool)
 		var c [3]ssd.Completion
 		for len(seen) < depth {
-			n := q.Poll(c[:], -1)
+			n := ssd.Await(q, c[:], -1)
 			for _, c := range c[:n] {
 				if c.Err != nil || seen[c.Tag] || c.Tag >= depth || c.LatencyNS < 0 {
 					t.Fatalf("round %d: bad completion %+v", round, c)
@@ -222,7 +217,7 @@ func depthIsRespected(t *testing.T, d ssd.Device, q ssd.Queue) {
 				seen[c.Tag] = true
 			}
 		}
-		if n := q.Poll(c[:], 0); n != 0 {
+		if n := q.Poll(c[:]); n != 0 {
 			t.Fatalf("round %d: %d completions too many", round, n)
 		}
 	}

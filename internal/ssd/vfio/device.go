@@ -1,11 +1,12 @@
 // Package vfio implements a drive by an NVMe driver of its own, in user space: it owns a PCI function (package pci, by
 // VFIO) and talks to its controller through queues in memory (package pcie). In steady state a request makes no system
 // call. The exceptions are: the first command after the drive was idle wakes the keeper (one write to an eventfd), and
-// so does a command that is retried; a Poll that blocks waits for an interrupt, or is woken, through an eventfd; the
+// so does a command that is retried; a Wait that blocks waits for an interrupt, or is woken, through an eventfd; the
 // first use of a region of the pool maps it for the device, and the first uses of bounce buffers allocate them.
 //
 //	Queue.Submit ──> commands in a pcie.Ring ══> controller
-//	Queue.Poll   <── completions in the Ring <══ controller ──> interrupt ──> the Poll that waits
+//	Queue.Poll   <── completions in the Ring <══ controller
+//	Queue.Wait   <── interrupt, which is masked while the queue is busy <══ controller
 //	keeper ── admin commands: rings created and deleted, Aborts, asynchronous events
 //
 // A request longer than a command may be is carried out in parts, with one command for each. Memory of the bufpool is
@@ -238,7 +239,7 @@ func makeInfo(cfg *Config, p *pcie.Properties, id *nvme.IdentifyNamespace) (ssd.
 		SizeBytes: int64(size), BlockSize: block, OptimalIOBytes: max(block, 4096),
 		AtomicWriteBytes: block * atomicBlocks(p.AtomicBlocks, id), VolatileCache: p.VolatileCache,
 		Deallocates:          p.DSM,
-		DeallocatedReadsZero: p.DSM && id.DLFEAT()&7 == nvme.DLFEATReadZeroes, Engine: "vfio"}
+		DeallocatedReadsZero: p.DSM && id.DLFEAT()&7 == nvme.DLFEATReadZeroes, Engine: "vfio", Polled: true}
 	if id.NSFEAT()&nvme.NSFEATOptPerf != 0 {
 		info.OptimalIOBytes = max(info.OptimalIOBytes, block*(int(id.NPWG())+1))
 	}
@@ -316,12 +317,12 @@ func (d *Device) mapRegion(i int, base []byte) uint64 {
 	return at
 }
 
-// Fallback returns why data in a region of the pool is copied: the region could not be mapped for the device. It
-// returns nil if no Map has failed.
+// Fallback returns why data in a region of the pool is copied: the region could not be mapped for the device; and why
+// the device sends interrupts while it is busy. It returns nil if no Map has failed and interrupts can be masked.
 func (d *Device) Fallback() error {
 	d.mapping.Lock()
 	defer d.mapping.Unlock()
-	return d.unmapped
+	return errors.Join(d.unmapped, d.fn.Unmasked())
 }
 
 // OpenQueue implements ssd.Device.
@@ -385,6 +386,7 @@ func (d *Device) makeQueue(depth int) (*queue, error) {
 		s.bounces = &bounces{alloc: d.ctrl.Alloc}
 	}
 	q := newQueue(d, s, depth)
+	d.fn.Mask(q.vector, true) // until a Wait blocks
 	if err = d.ctrl.CreateRing(s.ring, s.at, q.vector); err != nil {
 		d.spares = append(d.spares, s)
 		var status pcie.StatusError

@@ -25,7 +25,7 @@ func drives(t *testing.T) []string {
 }
 
 // openDrive binds and opens a controller. Its first 4 MiB are zeroes.
-func openDrive(t *testing.T, address string) ssd.Device {
+func openDrive(t *testing.T, address string) *vfio.Device {
 	t.Helper()
 	if err := (pci.Bus{}).Bind(address, pci.Driver); err != nil {
 		t.Fatal(err)
@@ -105,7 +105,7 @@ func TestSlowDriveIsReset(t *testing.T) {
 	answered, failed := map[uint64]int{}, 0
 	var done [16]ssd.Completion
 	for end := time.Now().Add(time.Minute); len(answered) < len(reqs) && time.Now().Before(end); {
-		for _, c := range done[:q.Poll(done[:], time.Second)] {
+		for _, c := range done[:ssd.Await(q, done[:], time.Second)] {
 			answered[c.Tag]++
 			if c.Err != nil {
 				failed++

@@ -216,14 +216,14 @@ func TestFirmwareActivation(t *testing.T) {
 	})
 	q.Submit([]ssd.Request{{Op: ssd.Flush}})
 	var done [1]ssd.Completion
-	if n := q.Poll(done[:], 5*quick.Timeout); n != 0 || aborts.Load() != 0 || r.ctrl.Counts().Resets != 0 {
+	if n := ssd.Await(q, done[:], 5*quick.Timeout); n != 0 || aborts.Load() != 0 || r.ctrl.Counts().Resets != 0 {
 		t.Errorf("meanwhile: %d completions, %d aborts, %d resets", n, aborts.Load(), r.ctrl.Counts().Resets)
 	}
 	if n := r.ctrl.Reports().Logs[nvme.LIDFirmwareSlot]; n != 0 {
 		t.Errorf("the log page was read %d times before the end", n)
 	}
 	r.ctrl.Pause(false)
-	if n := q.Poll(done[:], 20*time.Second); n != 1 || done[0].Err != nil || aborts.Load() == 0 {
+	if n := ssd.Await(q, done[:], 20*time.Second); n != 1 || done[0].Err != nil || aborts.Load() == 0 {
 		t.Errorf("afterwards: %d completions, %v, %d aborts", n, done[0].Err, aborts.Load())
 	}
 	if n := r.ctrl.Reports().Logs[nvme.LIDFirmwareSlot]; n != 1 {
@@ -286,7 +286,7 @@ func TestADriveWithoutHealth(t *testing.T) {
 	r.eventually("it has no health", unknown)
 	r.ctrl.Tell(nvme.AERReliability)
 	var done [1]ssd.Completion
-	if n := q.Poll(done[:], 50*cfg.HealthEvery); n != 0 || dropped.Load() != 3 {
+	if n := ssd.Await(q, done[:], 50*cfg.HealthEvery); n != 0 || dropped.Load() != 3 {
 		t.Errorf("the log was asked for %d times, want 3", dropped.Load())
 	}
 	r.works(q)

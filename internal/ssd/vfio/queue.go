@@ -19,6 +19,7 @@ import (
 //
 //	Submit ──> requests ──> unsent: they have parts that are not sent ──> commands in the ring
 //	Poll   <── done     <── the last part of a request has ended      <──┘
+//	Wait   <── event    <── interrupt, if the queue is armed; keeper
 //
 // A request is in unsent until its last part is sent. A part whose command is to be sent again is in again.
 type queue struct {
@@ -29,21 +30,25 @@ type queue struct {
 	// epoch is when the queue was made: times of the queue are in nanoseconds since then.
 	epoch time.Time
 
-	// waiting: a Poll, or Close, is about to block, or blocks. Who adds to done then signals event (notify). It sets
-	// waiting before it checks woken and done, so that a completion or a Wake between the check and the wait is not
-	// missed.
+	// waiter admits one that waits for event at a time: the caller of Wait, or of Close.
+	waiter sync.Mutex
+	// waiting: the waiter is about to block, or blocks. Who adds to done then signals event (notify). The waiter sets
+	// it before it checks woken and done, so that a completion or a Wake between the check and the wait is not missed.
 	waiting atomic.Bool
-	// woken: Wake was called, and no Poll has returned because of it yet.
+	// woken: Wake was called, and no Wait has returned because of it yet.
 	woken atomic.Bool
-	// polling admits one poller at a time: the caller of Poll, or of Close.
-	polling sync.Mutex
 
-	// mu guards what follows.
-	mu     sync.Mutex
-	ring   *pcie.Ring
+	// mu guards what follows. Beside the owner the waiter takes it, and the keeper.
+	mu   sync.Mutex
+	ring *pcie.Ring
+	// armed: the controller sends interrupts. batches counts the Polls since then that have found completions, without
+	// a Wait that has blocked.
+	armed   bool
+	batches int
+
 	closed bool // Submit takes no request
 	ended  bool // Close has ended
-	down   bool // no command is sent: the controller is being reset, or the device is gone
+	down   bool // no command is sent and no register written: the controller is being reset, or the device is gone
 	// lied is the error of an invalid completion, for which the keeper is to reset the controller.
 	lied error
 
@@ -449,41 +454,71 @@ func (q *queue) emit(dst []ssd.Completion) (n int) { // hot: 0 allocs
 	return n
 }
 
-// take reaps and emits.
-func (q *queue) take(dst []ssd.Completion) int {
+// Poll implements ssd.Queue.
+func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reap()
-	return q.emit(dst)
+	n := q.emit(dst)
+	if n > 0 && q.armed && !q.waiting.Load() {
+		if q.batches++; q.batches == busyBatches {
+			q.arm(false)
+		}
+	}
+	return n
 }
 
-// Poll implements ssd.Queue.
-func (q *queue) Poll(dst []ssd.Completion, wait time.Duration) int { // hot: 0 allocs
-	q.polling.Lock()
-	defer q.polling.Unlock()
-	if n := q.take(dst); n > 0 || wait == 0 || len(dst) == 0 {
-		return n
+// busyBatches is how many batches of completions a queue finds without a Wait that blocks until it takes no more
+// interrupts. A queue that waits for each of them has its interrupts on all the time, which saves it the registers.
+const busyBatches = 2
+
+// arm has the controller send interrupts for the queue, or not. The caller holds mu.
+func (q *queue) arm(on bool) { // hot: 0 allocs
+	if q.armed == on || q.down || q.ended {
+		return
 	}
+	q.armed, q.batches = on, 0
+	q.dev.fn.Mask(q.vector, !on)
+}
+
+// ready reports whether a Wait returns. It reaps, because a completion may be that of a part, or a lie. The caller
+// holds mu.
+func (q *queue) ready() bool { // hot: 0 allocs
+	q.reap()
+	return q.done.n > 0 || q.ended || q.woken.Swap(false)
+}
+
+// Wait implements ssd.Queue.
+func (q *queue) Wait(limit time.Duration) bool { // hot: 0 allocs
+	if limit == 0 {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.ready()
+	}
+	q.waiter.Lock()
+	defer q.waiter.Unlock()
 	var until time.Time
-	if wait > 0 {
-		until = time.Now().Add(wait)
+	if limit > 0 {
+		until = time.Now().Add(limit)
 	}
-	for {
-		q.waiting.Store(true)
-		if q.woken.Swap(false) || q.over() {
-			q.waiting.Store(false)
-			return q.take(dst)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.ready() {
+		return true
+	}
+	q.waiting.Store(true)
+	defer q.waiting.Store(false)
+	for timely := true; ; {
+		// First arm, and then look once more: what completes before the look is seen by it, and what completes after
+		// it sends an interrupt. After a reset the queue is armed again.
+		q.arm(true)
+		if r := q.ready(); r || !timely {
+			q.batches = 0
+			return r
 		}
-		n := q.take(dst)
-		timely := true
-		if n == 0 {
-			timely = q.event.Wait(until)
-			n = q.take(dst)
-		}
-		q.waiting.Store(false)
-		if n > 0 || !timely {
-			return n
-		}
+		q.mu.Unlock()
+		timely = q.event.Wait(until)
+		q.mu.Lock()
 	}
 }
 
@@ -494,7 +529,7 @@ func (q *queue) over() bool {
 	return q.ended
 }
 
-// notify wakes a Poll that blocks.
+// notify wakes a Wait that blocks.
 func (q *queue) notify() {
 	if q.waiting.Load() {
 		q.event.Signal()
@@ -507,20 +542,21 @@ func (q *queue) Wake() {
 	q.notify()
 }
 
-// Close implements ssd.Queue. Completions that were not polled can still be polled.
+// Close implements ssd.Queue.
 func (q *queue) Close() error {
 	q.mu.Lock()
 	q.closed = true
 	q.mu.Unlock()
 	q.Wake()
-	q.polling.Lock()
-	defer q.polling.Unlock()
+	q.waiter.Lock()
+	defer q.waiter.Unlock()
 	if q.over() {
 		return nil
 	}
 	q.waiting.Store(true)
 	for {
 		q.mu.Lock()
+		q.arm(true)
 		q.reap()
 		busy := len(q.requests) - len(q.free) - int(q.done.n)
 		q.mu.Unlock()
@@ -534,7 +570,6 @@ func (q *queue) Close() error {
 	q.mu.Lock()
 	q.ended = true
 	q.mu.Unlock()
-	q.woken.Store(true)
 	return nil
 }
 

@@ -79,6 +79,8 @@ func (q *queue) restart(why error) {
 	defer q.mu.Unlock()
 	now := q.now()
 	q.down, q.lied = false, nil
+	q.armed = true // a reset of the function has reset its masks
+	q.arm(false)   // the waiter, if there is one, is told below, and arms it again
 	for i := range q.commands {
 		c := &q.commands[i]
 		if !c.busy {

@@ -104,6 +104,8 @@ func TestConformance(t *testing.T) {
 		"4096":     {BlockShift: 12, MDTS: 5, DSM: true},
 		"a queue":  {Vectors: 2, WriteZeroes: true},
 		"no lists": {SGL: true, MDTS: 7},
+		"no masks": {NoMasks: true, MDTS: 3},
+		"forgets":  {Forgets: true, Shadows: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ssdtest.Conformance(t, func(t *testing.T) ssd.Device { return newRig(t, cfg, vfio.Config{}).dev })
@@ -175,7 +177,7 @@ func TestDoorbellsOfABatch(t *testing.T) {
 					t.Fatalf("Submit took %d", n)
 				}
 				for left := depth; left > 0; polls++ {
-					left -= q.Poll(comps, -1)
+					left -= ssd.Await(q, comps, -1)
 				}
 			}
 			if n := r.ctrl.Counts().Doorbells - before; n > rounds+polls {
@@ -209,7 +211,7 @@ func TestARequestAllocatesNothing(t *testing.T) {
 	round := func() {
 		q.Submit(reqs)
 		for left := depth; left > 0; {
-			left -= q.Poll(comps, -1)
+			left -= ssd.Await(q, comps, -1)
 		}
 	}
 	round()
@@ -261,7 +263,7 @@ func TestACommandThatIsNeverAnsweredEnds(t *testing.T) {
 	outcomes := map[uint64]error{}
 	var c [2]ssd.Completion
 	for end := time.Now().Add(10 * time.Second); len(outcomes) < 2 && time.Now().Before(end); {
-		for _, c := range c[:q.Poll(c[:], time.Second)] {
+		for _, c := range c[:ssd.Await(q, c[:], time.Second)] {
 			outcomes[c.Tag] = c.Err
 		}
 	}
@@ -295,7 +297,7 @@ func TestADriveThatIsGone(t *testing.T) {
 			var c [8]ssd.Completion
 			begin := time.Now()
 			for left := len(reqs); left > 0; {
-				n := q.Poll(c[:], 5*time.Second)
+				n := ssd.Await(q, c[:], 5*time.Second)
 				if n == 0 {
 					t.Fatalf("%d requests are not answered", left)
 				}
@@ -406,7 +408,7 @@ func TestAControllerThatLies(t *testing.T) {
 			}
 			left += len(reqs)
 			var c [16]ssd.Completion
-			n := q.Poll(c[:], 20*time.Second)
+			n := ssd.Await(q, c[:], 20*time.Second)
 			if n == 0 {
 				t.Fatalf("%d requests are not answered", left)
 			}

@@ -68,7 +68,7 @@ func subject(t testing.TB) *executortest.Subject {
 		q.Submit([]ssd.Request{{Op: ssd.Read, Offset: int64(place * executortest.Bytes), Len: executortest.Bytes,
 			Buf: buf}})
 		var done [1]ssd.Completion
-		if n := q.Poll(done[:], 0); n != 1 || done[0].Err != nil {
+		if n := q.Poll(done[:]); n != 1 || done[0].Err != nil {
 			t.Fatalf("%d reads, %v", n, done[0].Err)
 		}
 		return buf[0] != 0

@@ -57,7 +57,7 @@ func (g *Gate) Held() int {
 func (g *Gate) pass(reqs []ssd.Request) {
 	for i := range reqs {
 		g.inner.Submit(reqs[i : i+1])
-		g.inner.Poll(g.one[:], 0)
+		g.inner.Poll(g.one[:])
 		g.done = append(g.done, g.one[0])
 	}
 	g.cond.Broadcast()
@@ -89,16 +89,24 @@ func (g gateQueue) Submit(reqs []ssd.Request) int {
 }
 
 // Poll implements ssd.Queue.
-func (g gateQueue) Poll(dst []ssd.Completion, wait time.Duration) int {
+func (g gateQueue) Poll(dst []ssd.Completion) int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for len(g.done) == 0 && wait != 0 && !g.woken && !g.closed {
-		g.cond.Wait()
-	}
-	g.woken = false
 	n := copy(dst, g.done)
 	g.done = append(g.done[:0], g.done[n:]...)
 	return n
+}
+
+// Wait implements ssd.Queue. A limit other than 0 is none.
+func (g gateQueue) Wait(limit time.Duration) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for limit != 0 && len(g.done) == 0 && !g.woken && !g.closed {
+		g.cond.Wait()
+	}
+	ready := len(g.done) > 0 || g.woken || g.closed
+	g.woken = false
+	return ready
 }
 
 // Wake implements ssd.Queue.

@@ -48,6 +48,9 @@ type Function struct {
 	bar     pcie.MMIO
 	vectors []*eventfd.Event
 	removed *eventfd.Event
+	// masks is the table of MSI-X, with unmasked why there is none.
+	masks    maskTable
+	unmasked error
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -123,7 +126,11 @@ func (f *Function) open(b Bus) (err error) {
 	if err := f.openRegisters(); err != nil {
 		return err
 	}
-	return f.openInterrupts()
+	if err := f.openInterrupts(); err != nil {
+		return err
+	}
+	f.masks, f.unmasked = f.openMasks()
+	return nil
 }
 
 // openRegisters maps BAR 0, and lets the device access memory.
@@ -276,6 +283,7 @@ func (f *Function) revoke() error {
 		errs = append(errs, unmapDMA(f.container, m.at, m.bytes))
 	}
 	f.maps = nil
+	errs = append(errs, f.masks.close())
 	if f.bar != nil {
 		errs = append(errs, unix.Munmap(f.bar))
 		f.bar = nil

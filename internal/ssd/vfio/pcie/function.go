@@ -37,6 +37,11 @@ type Function interface {
 	Vectors() int
 	// Vector is the event that an interrupt signals.
 	Vector(i int) *eventfd.Event
+	// Mask keeps an interrupt from being sent, or lets it be sent again, and at once if it became due meanwhile. The
+	// device has seen the end of a mask when the call returns. It may do nothing, see Unmasked.
+	Mask(i int, on bool)
+	// Unmasked returns why Mask does nothing; nil: it works.
+	Unmasked() error
 	// Removed is signalled when the device is to be given up, because it is being removed.
 	Removed() *eventfd.Event
 	// Reset resets the function, whatever state its controller is in.

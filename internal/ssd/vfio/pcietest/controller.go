@@ -31,6 +31,13 @@ type Config struct {
 	// read.
 	AERL     uint8
 	Unmasked bool
+	// Manual: I/O commands are carried out by Serve only.
+	Manual bool
+	// NoMasks: interrupts cannot be masked. Forgets: interrupts that became due under a mask are not sent after it, as
+	// of a device that does not keep to the specification.
+	NoMasks, Forgets bool
+	// AtUnmask has a Manual controller carry out what is in I/O queues when a mask is about to end.
+	AtUnmask bool
 	// Identify may change what the controller says of itself and of its namespace; nil: nothing.
 	Identify func(c *nvme.IdentifyController, n *nvme.IdentifyNamespace)
 }
@@ -41,9 +48,11 @@ var _ pcie.Function = (*Controller)(nil)
 type Controller struct {
 	cfg     Config
 	vectors []*eventfd.Event
-	removed *eventfd.Event
-	kick    chan struct{}
-	ended   chan struct{}
+	// maskOf and dueOf are the bits of MSI-X for each vector: its mask, and whether its interrupt is pending.
+	maskOf, dueOf []bool
+	removed       *eventfd.Event
+	kick          chan struct{}
+	ended         chan struct{}
 
 	mu        sync.Mutex
 	disk      []byte
@@ -67,11 +76,13 @@ type Controller struct {
 	sqe       nvme.SQE // the command that is being carried out
 	cqe       nvme.CQE // its completion
 	// What the driver has done.
-	doorbells, interrupts int
-	commands              map[uint8]int
-	resets                int
-	strays                []string
-	stuck                 bool
+	doorbells, masks int
+	interrupts       []int // by vector
+	commands         map[uint8]int
+	resets           int
+	strays           []string
+	stuck            bool
+	limit            int // of what serve carries out; 0: none
 }
 
 // Answer says what the controller does with a command.
@@ -124,6 +135,8 @@ func New(cfg Config) (*Controller, error) {
 		c.vectors = append(c.vectors, e)
 	}
 	c.removed, c.vectors = c.vectors[cfg.Vectors], c.vectors[:cfg.Vectors]
+	c.interrupts = make([]int, cfg.Vectors)
+	c.maskOf, c.dueOf = make([]bool, cfg.Vectors), make([]bool, cfg.Vectors)
 	cp := nvme.CAP(0).WithMQES(uint16(cfg.Entries - 1)).WithCQR(true).WithTO(2).WithCSS(nvme.CAPCSSNVM).WithMPSMAX(4)
 	c.regs[nvme.PropCAP], c.regs[nvme.PropCAP+4] = uint32(cp), uint32(cp>>32)
 	c.regs[nvme.PropVS] = uint32(nvme.Version1_4)
@@ -154,9 +167,11 @@ func (c *Controller) Stick() {
 
 // Counts are how often something has happened.
 type Counts struct {
-	// Doorbells are writes to those of I/O queues.
-	Doorbells, Interrupts, Resets int
-	Commands                      map[uint8]int // I/O commands, by opcode
+	// Doorbells are writes to those of I/O queues, Masks those of masks.
+	Doorbells, Masks, Resets int
+	// Interrupts are those of I/O queues.
+	Interrupts int
+	Commands   map[uint8]int // I/O commands, by opcode
 	// Strays are accesses to memory that was not mapped, or transfers that were described wrongly.
 	Strays []string
 }
@@ -165,7 +180,11 @@ type Counts struct {
 func (c *Controller) Counts() Counts {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n := Counts{c.doorbells, c.interrupts, c.resets, map[uint8]int{}, append([]string(nil), c.strays...)}
+	n := Counts{Doorbells: c.doorbells, Masks: c.masks, Resets: c.resets, Commands: map[uint8]int{},
+		Strays: append([]string(nil), c.strays...)}
+	for _, k := range c.interrupts[1:] {
+		n.Interrupts += k
+	}
 	for op, k := range c.commands {
 		n.Commands[op] = k
 	}
@@ -280,6 +299,7 @@ func (c *Controller) Reset() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.stuck = false
+	clear(c.maskOf)
 	c.disable()
 	c.regs[nvme.PropCC] = 0
 	return nil
@@ -335,6 +355,9 @@ func (c *Controller) run() {
 		}
 		for id := range c.rung {
 			delete(c.rung, id)
+			if id != 0 && c.cfg.Manual {
+				continue
+			}
 			for q := c.queues[id]; q != nil && !c.vanished && c.serve(q); q = c.queues[id] {
 			}
 		}
@@ -346,7 +369,7 @@ func (c *Controller) run() {
 func (c *Controller) serve(q *queue) (any bool) {
 	answered := false
 	c.readShadows(q)
-	for q.created && q.head != q.tail && !c.revoked {
+	for n := 0; q.created && q.head != q.tail && !c.revoked && (c.limit == 0 || n < c.limit); n++ {
 		b := c.memory(q.sqAt+uint64(q.head)*nvme.SQESize, nvme.SQESize)
 		if b == nil {
 			return false
@@ -384,8 +407,7 @@ func (c *Controller) serve(q *queue) (any bool) {
 		answered = c.report() || answered // with one interrupt
 	}
 	if answered && q.vector >= 0 {
-		c.interrupts++
-		c.vectors[q.vector].Signal()
+		c.interrupt(q.vector)
 	}
 	return any
 }
