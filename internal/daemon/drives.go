@@ -1,16 +1,12 @@
 package daemon
 
 import (
-	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,12 +18,7 @@ import (
 	"jbofd/internal/pipeline"
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd"
-	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
-	"jbofd/internal/ssd/mem"
-	"jbofd/internal/ssd/model"
-	"jbofd/internal/ssd/model/flash"
-	"jbofd/internal/ssd/vfio"
 	"jbofd/internal/telemetry"
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
@@ -50,10 +41,11 @@ type openSSD struct {
 // the others go on. Only when none can, there is nothing to serve.
 func (n *Node) openDrives() error {
 	var failed []error
-	for _, sc := range n.cfg.SSDs {
+	for i, o := range n.openDevices() {
+		sc := n.cfg.SSDs[i]
 		d := &openSSD{name: sc.Name, backgroundWeight: sc.BackgroundWeight}
 		n.ssds = append(n.ssds, d)
-		if err := n.openDrive(d, sc); err != nil {
+		if err := n.openDrive(d, sc, o); err != nil {
 			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
 			failed = append(failed, d.err)
 			n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
@@ -67,59 +59,25 @@ func (n *Node) openDrives() error {
 	return nil
 }
 
-// openDrive opens one drive. On error nothing of it stays open: an operator may want
+// openDrive makes a drive of what was opened. On error nothing of it stays open: an operator may want
 // to format it, as the error says, while the others serve.
-func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
-	opened := len(n.closers)
+func (n *Node) openDrive(d *openSSD, sc config.SSD, opened *openedDevice) (err error) {
+	if opened.err != nil {
+		return opened.err
+	}
+	first := len(n.closers)
+	n.closers = append(n.closers, opened.closers...)
 	defer func() {
 		if err != nil {
-			n.closeFrom(opened)
+			n.closeFrom(first)
 			d.dev = nil
 		}
 	}()
-	switch sc.Backend {
-	case "mem":
-		d.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
-	case "model":
-		conditions := map[string]flash.Condition{"empty": flash.Empty, "clean": flash.Clean,
-			"fragmented": flash.Fragmented}
-		d.dev, err = model.Open(model.Config{Name: sc.Name, Preset: sc.Preset, SizeBytes: int64(sc.Size),
-			Condition: conditions[sc.Condition], Seed: 1, Slowdown: sc.Slowdown})
-	case "file":
-		engine := sc.Engine
-		if engine == "auto" {
-			engine = ""
-		}
-		if dir := filepath.Dir(sc.Path); sc.Create {
-			if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
-				return fmt.Errorf("directory %s does not exist; create makes the file only: %w", dir, err)
-			}
-		}
-		if err = mayGrow(sc); err == nil {
-			d.dev, err = file.Open(file.Config{Name: sc.Name, Path: sc.Path, Create: sc.Create,
-				SizeBytes: int64(sc.Size), Engine: engine, Pool: n.pool})
-		}
-	case "nvme":
-		d.dev, err = openController(n, sc)
-	default:
-		err = fmt.Errorf("backend %q: must be mem, file, nvme or model", sc.Backend)
+	dev, store := opened.dev, opened.label
+	d.dev = dev
+	if opened.formatted {
+		n.log.Info("blank drive labelled", "ssd", sc.Name, "drive", store.Label().DriveUUID.String())
 	}
-	if err != nil {
-		return err
-	}
-	dev := d.dev
-	n.closing(func() { _ = dev.Close() })
-	store, err := label.Open(d.dev)
-	if errors.Is(err, label.ErrBlank) {
-		store, err = label.Format(d.dev, label.NewUUID(), false)
-		if err == nil {
-			n.log.Info("blank drive labelled", "ssd", sc.Name, "drive", store.Label().DriveUUID.String())
-		}
-	}
-	if err != nil {
-		return refusedDrive(err, cmp.Or(sc.Path, sc.Address))
-	}
-	n.closing(func() { _ = store.Close() })
 	if copies := store.Repaired(); len(copies) > 0 {
 		n.log.Warn("drive label repaired: a copy was missing or damaged and was written again from the other", "ssd",
 			sc.Name, "copy", strings.Join(copies, ", "))
@@ -159,61 +117,6 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD) (err error) {
 		Health:   d.health,
 		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
 	})
-	return nil
-}
-
-// openController opens a drive of an NVMe controller that jbofd drives itself.
-func openController(n *Node, sc config.SSD) (ssd.Device, error) {
-	events := newTurnLog(n.log, 1, n.tel.LogDropped)
-	n.closing(events.close) // after the device, which calls it
-	dev, err := vfio.OpenAddress(vfio.Config{Name: sc.Name, Address: sc.Address, NSID: sc.NSID, Pool: n.pool,
-		Event: func(kind ssd.HealthEvent, what string) { events.driveEvent(sc.Name, kind, what) }})
-	if err != nil {
-		return nil, err
-	}
-	if size := dev.Info().SizeBytes; sc.Size != 0 && int64(sc.Size) != size {
-		return nil, errors.Join(fmt.Errorf("size: %s, but namespace %d of %s has %s; allowed: leave it out", sc.Size,
-			dev.NSID(), sc.Address, config.Bytes(size)), dev.Close())
-	}
-	return dev, nil
-}
-
-// refusedDrive adds to the error of a drive that holds something else how to give it to jbofd.
-func refusedDrive(err error, path string) error {
-	if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
-		return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err, path)
-	}
-	return err
-}
-
-// mayGrow refuses a file that file.Open would make larger if it holds something else than a drive of jbofd: even zeroes
-// at its end would change it.
-//
-// Errors: label.ErrForeign, label.ErrCorrupt, label.ErrVersion; and those of file.Open.
-func mayGrow(sc config.SSD) (err error) {
-	st, err := os.Stat(sc.Path)
-	if err != nil || !sc.Create || !st.Mode().IsRegular() || st.Size() == 0 || st.Size() >= int64(sc.Size) {
-		return nil // there is nothing to grow, or file.Open says what is wrong
-	}
-	if st.Size() < label.MinDeviceBytes {
-		data, err := os.ReadFile(sc.Path)
-		if err == nil && len(bytes.Trim(data, "\x00")) > 0 {
-			err = fmt.Errorf("%s: %w, which is too short for a drive", sc.Path, label.ErrForeign)
-		}
-		return err
-	}
-	dev, err := file.Open(file.Config{Name: sc.Name, Path: sc.Path, Engine: file.EngineThreads, ReadOnly: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dev.Close()) }()
-	_, err = label.Inspect(dev)
-	if errors.Is(err, label.ErrBlank) || errors.Is(err, label.ErrShrunk) {
-		return nil
-	}
-	if err != nil {
-		return refusedDrive(fmt.Errorf("%s: %w", sc.Path, err), sc.Path)
-	}
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,6 +23,35 @@ func TestAStopLeavesADriveThatHangs(t *testing.T) {
 	for _, kind := range []string{"file", "block device"} {
 		t.Run(kind, func(t *testing.T) { testStopOfHanging(t, kind == "block device") })
 	}
+}
+
+// TestAStartLeavesOutADriveThatHangs: a drive that does not answer while it is opened is left out after half a minute,
+// and the other one serves. When it answers in the end it is closed again, so that a restart of the daemon can open it.
+func TestAStartLeavesOutADriveThatHangs(t *testing.T) {
+	t.Parallel()
+	images.Private(t)
+	m := images.New(t, t.TempDir(), 64<<20, "ssd0.img")
+	d := newDaemon(t, setup{ssds: fmt.Sprintf("  - {name: ssd0, backend: file, path: %s}\n", m.Path(0)) +
+		"  - {name: ssd1, backend: file, path: \"@DIR@/ssd1.img\", size: 64MiB, create: true}\n",
+		subsystems: twoTenants})
+	t.Cleanup(func() { m.Answer(0) })
+	m.Silence(0)
+	d.launch()
+	if _, err := d.namespace(d.options(hostB, nqnB), 1).WriteAt(ctx(t), make([]byte, 4096), 0, client.FUA); err != nil {
+		t.Fatal(err)
+	}
+	if left := d.log.find("drive left out", "ssd=ssd0", "has not answered within 30s"); len(left) != 1 {
+		t.Errorf("the log says %d times that ssd0 is left out", len(left))
+	}
+	m.Answer(0)
+	eventually(t, "the drive that has answered is closed", func() bool {
+		names, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.cmd.Process.Pid))
+		return err == nil && !slices.ContainsFunc(names, func(name string) bool {
+			to, err := os.Readlink(name)
+			return err == nil && to == m.Path(0)
+		})
+	})
+	d.term()
 }
 
 func testStopOfHanging(t *testing.T, block bool) {
