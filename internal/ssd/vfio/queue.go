@@ -140,7 +140,6 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	}
 	now := q.now()
 	gone := q.dev.gone.Load()
-	answered := false
 	n := min(len(reqs), len(q.free))
 	for k := range n {
 		i := q.free[len(q.free)-1]
@@ -156,14 +155,14 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 		if r.err != nil || r.left == 0 {
 			r.endNS = now
 			q.done.push(q.requests, i)
-			answered = true
 			continue
 		}
 		q.unsent.push(q.requests, i)
 	}
-	q.send(now)
+	q.send(now) // which ends a request if there is no memory for a copy of its data
+	ended := q.done.n > 0
 	q.mu.Unlock()
-	if answered {
+	if ended {
 		q.notify()
 	}
 	return n

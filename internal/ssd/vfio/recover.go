@@ -61,7 +61,9 @@ func (q *queue) overdue() (abort []uint16, err error) {
 func (q *queue) resend() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.send(q.now())
+	if q.send(q.now()); q.done.n > 0 {
+		q.notify()
+	}
 }
 
 // stop keeps the queue from using its ring, before the controller is reset.
