@@ -82,15 +82,38 @@ func (m *mergeState) holds(i int32) bool { return m.stage != mergeNone && (i == 
 // KeyLive also counts the keys that splits have left in their sources, for a while, and what is lost in damaged chunks,
 // so that the table may have up to twice the segments that tombstones and identities need. Recovery finds the same.
 func (s *Store) needs() int64 {
-	return max(s.objects/int64(s.cfg.KeysPerSegment), s.sparse(), s.pool.KeyLive/int64(s.cfg.longBytes), s.merge.least)
+	return max(s.leastNeeds(), s.sparse())
+}
+
+// leastNeeds is needs without what a table needs because many of its segments are empty.
+func (s *Store) leastNeeds() int64 {
+	return max(s.objects/int64(s.cfg.KeysPerSegment), s.pool.KeyLive/int64(s.cfg.longBytes), s.merge.least)
+}
+
+// lacks is how many segments the table is to grow by. Only a partition with room grows because segments are empty: a
+// longer table takes room of checkpoints, and makes nothing possible that is not without it.
+func (s *Store) lacks() int64 {
+	need := s.needs()
+	if used, most := s.Fullness(); used > most/8*7 {
+		need = s.leastNeeds()
+	}
+	return need - int64(s.tbl.Len())
 }
 
 // sparse is what the table needs because many of its segments are empty.
 func (s *Store) sparse() int64 {
-	occupied := max(1, int64(s.tbl.Occupied()))
+	return sparseNeeds(s.objects, int64(s.tbl.Occupied()), int64(s.tbl.Len()), int64(s.cfg.KeysPerSegment))
+}
+
+// sparseNeeds is how many segments a table of so many needs, of which so many are not empty. In floating point, because
+// the product of objects and segments may have more than 63 bits.
+func sparseNeeds(objects, occupied, segments, keys int64) int64 {
 	// Without the first key of each, which needs its segment however long the table is.
-	more := max(0, s.objects-occupied)
-	return min(more*int64(s.tbl.Len())/occupied/2, s.objects*maxSparse) / int64(s.cfg.KeysPerSegment)
+	more := float64(objects - occupied)
+	if more <= 0 {
+		return 0
+	}
+	return int64(min(more*float64(segments)/float64(2*max(1, occupied)), float64(objects)*maxSparse) / float64(keys))
 }
 
 // maxSparse is how many times as many segments a table may have as its objects need, because most segments are empty: 5
@@ -103,7 +126,7 @@ func (s *Store) updateShrinking() bool {
 	most := shrinkAt * need
 	switch {
 	case s.cfg.eager:
-		most = max(need+1, s.sparse()*4/3) // else splits and merges would follow each other for ever
+		most = max(need+1, 2*s.sparse()) // else splits and merges would follow each other for ever
 	case m.shrinking:
 		most = shrinkTo * need
 	}

@@ -70,7 +70,7 @@ func (s *Store) grow() {
 // beginSplits takes hold of as many sources as the table lacks segments, and reports whether there is one.
 func (s *Store) beginSplits() bool {
 	sp := &s.split
-	lacks := s.needs() - int64(s.tbl.Len())
+	lacks := s.lacks()
 	if lacks <= 0 || s.stopping || s.now < sp.retryNS || s.merge.stage != mergeNone {
 		return false
 	}

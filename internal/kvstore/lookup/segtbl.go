@@ -162,7 +162,7 @@ func (t *SegTbl) lay(mem []byte) {
 // Capacity is how many segments a table in so many bytes of memory may have.
 func Capacity(memBytes int) int {
 	if memBytes >= inMem {
-		return memBytes / (8*UnitBytes + 1) * 8 * UnitSegments
+		return min(memBytes/(8*UnitBytes+1)*8*UnitSegments, maxSegments)
 	}
 	return memBytes / EntryBytes
 }
@@ -189,8 +189,11 @@ func (t *SegTbl) Len() uint32 { return t.n }
 // Occupied is the number of segments that are not empty.
 func (t *SegTbl) Occupied() int { return t.occupied }
 
+// maxSegments is the most that a table may have, whatever memory there is: numbers have 32 bits.
+const maxSegments = 1 << 31
+
 // Max is the largest possible number of segments.
-func (t *SegTbl) Max() int { return len(t.mem) / EntryBytes }
+func (t *SegTbl) Max() int { return min(len(t.mem)/EntryBytes, maxSegments) }
 
 // Bytes are all entries, in the order of the segments' numbers.
 func (t *SegTbl) Bytes() []byte { return t.mem[:int(t.n)*EntryBytes] }

@@ -82,3 +82,10 @@ func TestATableThatShrinksIsOneThatNeverGrew(t *testing.T) {
 		}
 	}
 }
+
+// TestATableEndsWhereNumbersDo: memory for more segments than numbers of 32 bits can have makes no longer table.
+func TestATableEndsWhereNumbersDo(t *testing.T) {
+	if n := Capacity(1 << 40); n != 1<<31 {
+		t.Errorf("room for %d segments, want %d", n, int64(1)<<31)
+	}
+}
