@@ -3,6 +3,7 @@ package vfio
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"jbofd/internal/nvme"
@@ -31,8 +32,9 @@ type attention struct {
 	// silent is for how many times in a row the SMART log has failed with another error than a status.
 	silent int
 	// activated is until when firmware may be activated; the zero time: it is not. Meanwhile no command is aborted, and
-	// the keeper sends none of its own.
+	// attend sends none: the controller would not answer it in time. unheard are the events that wait for the end.
 	activated time.Time
+	unheard   []nvme.AER
 }
 
 // attend handles events, and reads the SMART log when it is time for that. paused: the controller does not process
@@ -57,7 +59,13 @@ func (d *Device) attend() (paused bool, err error) {
 	if len(events) > 0 {
 		a.listenAt = now.Add(listenEvery)
 	}
-	for _, e := range events {
+	a.unheard = append(a.unheard, events...)
+	if i := slices.Index(a.unheard, nvme.AERFirmwareActivation); i > 0 {
+		a.unheard[0], a.unheard[i] = a.unheard[i], a.unheard[0] // the log pages of the others cannot be read now
+	}
+	for len(a.unheard) > 0 && a.activated.IsZero() {
+		e := a.unheard[0]
+		a.unheard = a.unheard[1:]
 		if err := d.hear(e); err != nil {
 			return false, err
 		}
@@ -82,10 +90,10 @@ func (d *Device) attendAt() time.Time {
 	switch {
 	case d.gone.Load():
 		return time.Time{}
+	case !a.activated.IsZero(): // also if there are events, for which attend has no use until the end
+		return now.Add(d.lookEvery())
 	case d.ctrl.Heard():
 		return now
-	case !a.activated.IsZero():
-		return now.Add(d.lookEvery())
 	}
 	at := a.healthAt
 	if !d.ctrl.Listening() && a.listenAt.Before(at) {

@@ -232,6 +232,48 @@ func TestFirmwareActivation(t *testing.T) {
 	r.ctrl.Intercept(nil)
 }
 
+// TestNothingIsSentWhileFirmwareIsActivated: the controller reports that it activates firmware, and another event with
+// it. It processes no command until that has ended, so none may be sent that would time out. Then the event is answered.
+func TestNothingIsSentWhileFirmwareIsActivated(t *testing.T) {
+	for _, events := range [][]nvme.AER{{nvme.AERFirmwareActivation, nvme.AERTemperature},
+		{nvme.AERTransientError, nvme.AERTemperature, nvme.AERFirmwareActivation}} {
+		cfg := quick
+		cfg.AdminTimeout, cfg.HealthEvery = cfg.Timeout, 5*time.Millisecond
+		r := newRig(t, pcietest.Config{AERL: 3}, cfg)
+		q := r.queue(1)
+		r.eventually("events are asked for", func() bool { return r.ctrl.Reports().Requests == 4 })
+		var admin atomic.Int64
+		told := false
+		r.ctrl.Pause(true)
+		r.ctrl.Intercept(func(id uint16, e *nvme.SQE) (a pcietest.Answer) {
+			switch {
+			case id != 0 || e.Opcode() == nvme.AdminAsyncEvent:
+			case !told && e.Opcode() == nvme.AdminGetLogPage:
+				told, a.Tell = true, events
+			case told:
+				admin.Add(1)
+				a.Drop = true
+			}
+			return a
+		})
+		r.eventually("it is reported", func() bool { h, _ := r.dev.Health(); return h.Events[ssd.EventNotice] == 1 })
+		var done [1]ssd.Completion
+		ssd.Await(q, done[:], 5*cfg.Timeout)
+		if n, resets := admin.Load(), r.ctrl.Counts().Resets; n != 0 || resets != 0 {
+			t.Errorf("while firmware is activated: %d admin commands, %d resets", n, resets)
+		}
+		r.ctrl.Intercept(nil)
+		r.ctrl.Pause(false)
+		r.eventually("all events are answered", func() bool {
+			h, _ := r.dev.Health()
+			log := r.ctrl.Reports().Logs
+			return h.Events[ssd.EventSMART] == 1 && int(h.Events[ssd.EventError]) == len(events)-2 &&
+				log[nvme.LIDFirmwareSlot] == 1 && log[nvme.LIDError] == len(events)-2
+		})
+		r.works(q)
+	}
+}
+
 // A namespace that is no longer what was opened is given up; another change of it does not matter.
 func TestANamespaceThatChanges(t *testing.T) {
 	var blocks atomic.Int64

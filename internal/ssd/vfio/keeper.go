@@ -193,7 +193,7 @@ func (d *Device) restart() error {
 	if err := d.ctrl.Enable(); err != nil {
 		return err
 	}
-	d.attention.activated = time.Time{}
+	d.attention.activated, d.attention.unheard = time.Time{}, nil
 	err := d.verify()
 	d.eachQueue(func(q *queue) {
 		if err == nil {
