@@ -195,7 +195,7 @@ func (d *Device) open() error {
 	if err := d.describe(nsid, id); err != nil {
 		return err
 	}
-	if err := d.readHealth(); err != nil {
+	if err := d.firstHealth(); err != nil {
 		return err
 	}
 	d.queues = make([]*queue, d.ctrl.Queues())

@@ -178,6 +178,23 @@ func (d *Device) readHealth() error {
 	return nil
 }
 
+// firstHealth reads the SMART log when the device is opened. A drive that does not answer is reset, and is not asked any
+// more: it may work all the same, and would go on doing so if it were open already.
+//
+// Errors: those of readHealth but pcie.ErrTimeout, and of renew.
+func (d *Device) firstHealth() error {
+	err := d.readHealth()
+	if !errors.Is(err, pcie.ErrTimeout) {
+		return err
+	}
+	d.attention.silent = maxSilent
+	d.happened(ssd.EventReset, err.Error())
+	if again := d.renew(); again != nil {
+		return fmt.Errorf("%w; its reset: %w", err, again)
+	}
+	return nil
+}
+
 // Health implements ssd.HealthReporter.
 func (d *Device) Health() (ssd.Health, bool) {
 	last := d.health.Load()

@@ -334,3 +334,39 @@ func TestADriveWithoutHealth(t *testing.T) {
 	r.works(q)
 	r.ctrl.Intercept(nil)
 }
+
+// TestADriveOpensThatDoesNotAnswerForItsHealth: while it is open such a drive is reset three times, is not asked any
+// more, and works. It works, too, if it is opened then: it is reset once, and not asked again.
+func TestADriveOpensThatDoesNotAnswerForItsHealth(t *testing.T) {
+	ctrl, err := pcietest.New(pcietest.Config{SizeBytes: 8 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var asked atomic.Int64
+	ctrl.Intercept(func(id uint16, e *nvme.SQE) (a pcietest.Answer) {
+		if id == 0 && e.Opcode() == nvme.AdminGetLogPage {
+			asked.Add(1)
+			a.Drop = true
+		}
+		return a
+	})
+	cfg := quick
+	cfg.HealthEvery = 5 * time.Millisecond
+	dev, err := vfio.Open(cfg, ctrl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{T: t, ctrl: ctrl, dev: dev}
+	q := r.queue(1)
+	var done [1]ssd.Completion
+	if n := ssd.Await(q, done[:], 20*cfg.HealthEvery); n != 0 || asked.Load() != 1 || ctrl.Counts().Resets != 1 {
+		t.Errorf("the log was asked for %d times, with %d resets; want 1 and 1", asked.Load(), ctrl.Counts().Resets)
+	}
+	if h, ok := dev.Health(); ok {
+		t.Errorf("it has health: %+v", h)
+	}
+	r.works(q)
+	if err := dev.Close(); err != nil {
+		t.Error(err)
+	}
+}

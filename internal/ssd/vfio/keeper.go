@@ -170,20 +170,27 @@ func (d *Device) reset(why error) {
 	}
 	d.happened(ssd.EventReset, why.Error())
 	d.eachQueue((*queue).stop)
+	if err := d.renew(); err != nil {
+		d.giveUp(fmt.Errorf("%w; its reset: %w", why, err))
+		return
+	}
+	d.eachQueue(func(q *queue) { q.restart(why) })
+}
+
+// renew resets the controller, the function too if need be, and restarts it. The queues have been stopped.
+//
+// Errors: those of pcie.Controller.Disable and Function.Reset, and of restart.
+func (d *Device) renew() error {
 	err := d.ctrl.Disable()
 	if err != nil && !errors.Is(err, pcie.ErrGone) {
 		if err = d.fn.Reset(); err == nil {
 			err = d.ctrl.Disable()
 		}
 	}
-	if err == nil {
-		err = d.restart()
-	}
 	if err != nil {
-		d.giveUp(fmt.Errorf("%w; its reset: %w", why, err))
-		return
+		return err
 	}
-	d.eachQueue(func(q *queue) { q.restart(why) })
+	return d.restart()
 }
 
 // restart enables the controller again, and creates the rings of all queues again.
