@@ -178,8 +178,8 @@ func (d *Device) readHealth() error {
 	return nil
 }
 
-// firstHealth reads the SMART log when the device is opened. A drive that does not answer is reset, and is not asked any
-// more: it may work all the same, and would go on doing so if it were open already.
+// firstHealth reads the SMART log when the device is opened. A drive that does not answer is reset, and is not asked
+// any more: it may work all the same, and would go on doing so if it were open already.
 //
 // Errors: those of readHealth but pcie.ErrTimeout, and of renew.
 func (d *Device) firstHealth() error {

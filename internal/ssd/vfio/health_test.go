@@ -232,8 +232,8 @@ func TestFirmwareActivation(t *testing.T) {
 	r.ctrl.Intercept(nil)
 }
 
-// TestNothingIsSentWhileFirmwareIsActivated: the controller reports that it activates firmware, and another event with
-// it. It processes no command until that has ended, so none may be sent that would time out. Then the event is answered.
+// TestNothingIsSentWhileFirmwareIsActivated: the controller reports that it activates firmware, and other events with
+// it. It processes no command until that has ended, so none may be sent that would time out. Then they are answered.
 func TestNothingIsSentWhileFirmwareIsActivated(t *testing.T) {
 	for _, events := range [][]nvme.AER{{nvme.AERFirmwareActivation, nvme.AERTemperature},
 		{nvme.AERTransientError, nvme.AERTemperature, nvme.AERFirmwareActivation}} {
