@@ -96,10 +96,9 @@ type Device struct {
 
 	workers workers
 
-	// health is what the drive has said last, or nil. unwatch ends the goroutine that reads it, if there is one.
-	health   atomic.Pointer[ssd.Health]
-	unwatch  chan struct{}
-	watching sync.WaitGroup
+	// health is what the drive has said last, or nil. watch reads it; nil: nobody does.
+	health atomic.Pointer[ssd.Health]
+	watch  *watch
 
 	mu       sync.Mutex
 	queues   map[*queue]struct{}
@@ -361,7 +360,7 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 }
 
 // Close implements ssd.Device. It waits for requests in flight, then closes the queues, the workers and the file, which
-// releases the lock.
+// releases the lock. A block device stays claimed (O_EXCL) until it has answered for its SMART log.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	if d.closed {

@@ -2,6 +2,7 @@ package file
 
 import (
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +29,7 @@ func TestHealthOfAnNVMeDrive(t *testing.T) {
 			e.GetLog().LenBytes() == uint64(len(data)) && e.NSID() == nvme.NSIDBroadcast:
 			copy(data, want[:])
 		default:
-			return unix.EIO
+			return errStatus
 		}
 		return nil
 	}
@@ -39,9 +40,9 @@ func TestHealthOfAnNVMeDrive(t *testing.T) {
 		t.Errorf("%+v, %v", h, ok)
 	}
 	d.unwatchHealth()
+	<-d.watch.ended
 	errs = unix.ENODEV
-	var id nvme.IdentifyController
-	if d.readHealth(&id) {
+	if d.watch.read() != errs {
 		t.Error("a drive that is gone has told")
 	}
 	if h, ok := d.Health(); ok {
@@ -49,10 +50,98 @@ func TestHealthOfAnNVMeDrive(t *testing.T) {
 	}
 	for _, d := range []*Device{{}, {block: true}} { // a regular file, and a drive that cannot be asked
 		d.watchHealth()
-		if _, ok := d.Health(); ok || d.unwatch != nil {
+		if d.watch != nil {
+			<-d.watch.ended
+		}
+		if _, ok := d.Health(); ok || d.block != (d.watch != nil) {
 			t.Error("a device that cannot tell has health")
 		}
 		d.unwatchHealth()
+	}
+}
+
+// TestCloseDoesNotWaitForADriveThatIsSlowToTell: neither does Open. The daemon has less than a second to close all
+// drives, and one without requests is not one that it knows to hang.
+func TestCloseDoesNotWaitForADriveThatIsSlowToTell(t *testing.T) {
+	defer func(was func(int, *nvme.SQE, []byte) error) { adminCommand = was }(adminCommand)
+	answer := make(chan struct{})
+	var late error
+	adminCommand = func(fd int, e *nvme.SQE, _ []byte) error {
+		if e.Opcode() == nvme.AdminGetLogPage {
+			<-answer
+			var st unix.Stat_t
+			late = unix.Fstat(fd, &st)
+		}
+		return nil
+	}
+	d := open(t, Config{})
+	d.block = true
+	closed := make(chan error, 1)
+	go func() {
+		d.watchHealth()
+		closed <- d.Close()
+	}()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("Open or Close waits for the SMART log")
+	}
+	close(answer)
+	<-d.watch.ended
+	if late != nil {
+		t.Errorf("the drive was asked by a descriptor that Close has closed: %v", late)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(d.watch.fd, &st); err != unix.EBADF {
+		t.Errorf("the descriptor is still open: %v", err)
+	}
+}
+
+// TestADriveThatDoesNotAnswerIsNotAskedForEver: each time the kernel resets its controller.
+func TestADriveThatDoesNotAnswerIsNotAskedForEver(t *testing.T) {
+	defer func(was func(int, *nvme.SQE, []byte) error) { adminCommand = was }(adminCommand)
+	for name, answers := range map[string][]error{
+		"at once": {unix.EINTR},
+		"later": {nil, unix.EINTR, unix.EINTR, nil, unix.EINTR, unix.EINTR, errStatus, errStatus, errStatus, errStatus,
+			unix.EINTR, unix.EINTR, unix.EINTR},
+	} {
+		asked := 0
+		adminCommand = func(_ int, e *nvme.SQE, _ []byte) error {
+			if e.Opcode() != nvme.AdminGetLogPage {
+				return nil
+			}
+			asked++
+			if asked > len(answers) {
+				return nil
+			}
+			return answers[asked-1]
+		}
+		fd, err := unix.Dup(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := newWatch(&Device{}, fd)
+		tick := make(chan time.Time)
+		go w.run(tick)
+		for ticks, on := 0, true; on; ticks++ {
+			if ticks > len(answers) {
+				close(w.stop)
+				<-w.ended
+				t.Errorf("%s: it is asked for ever", name)
+				break
+			}
+			select {
+			case tick <- time.Time{}:
+			case <-w.ended:
+				on = false
+			}
+		}
+		if asked != len(answers) {
+			t.Errorf("%s: it was asked %d times, want %d", name, asked, len(answers))
+		}
 	}
 }
 

@@ -58,12 +58,12 @@ type passthru struct {
 	timeoutMS, result uint32
 }
 
-// passAdmin is NVME_IOCTL_ADMIN_CMD.
+// passAdmin is NVME_IOCTL_ADMIN_CMD, with the kernel's own timeout.
 //
-// Errors: the kernel's; EIO for a status other than success.
+// Errors: the kernel's; errStatus; EINTR if the kernel has given the command up.
 func passAdmin(fd int, e *nvme.SQE, data []byte) error {
 	c := passthru{opcode: e.Opcode(), nsid: e.NSID(), address: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(data)))),
-		dataBytes: uint32(len(data)), timeoutMS: nvmeAdminMS}
+		dataBytes: uint32(len(data))}
 	for i := range c.cdw {
 		c.cdw[i] = e.CDW(10 + i)
 	}
@@ -72,8 +72,10 @@ func passAdmin(fd int, e *nvme.SQE, data []byte) error {
 	switch {
 	case errno != 0:
 		return errno
+	case status&0x700 == 0x300: // related to the path, which the kernel sets when it ends a command itself
+		return unix.EINTR
 	case status != 0:
-		return unix.EIO
+		return errStatus
 	}
 	return nil
 }
