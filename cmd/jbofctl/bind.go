@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"jbofd/internal/admin"
 	"jbofd/internal/ssd/file"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/ssd/vfio/pci"
@@ -51,17 +52,23 @@ Without --force it is refused while a process, such as a daemon, has it open.`,
 	return []*cobra.Command{list, bind, unbind}
 }
 
+// controllersAnswer lists the NVMe controllers of the machine.
+type controllersAnswer struct {
+	APIVersion string       `json:"apiVersion"`
+	Items      []bindAnswer `json:"items"`
+}
+
 // listControllers shows the NVMe controllers of the machine.
 func (x *cli) listControllers(c *cobra.Command, _ []string) error {
 	all, err := pci.Bus{}.NVMe()
 	if err != nil {
 		return err
 	}
-	answers := []bindAnswer{}
+	list := controllersAnswer{APIVersion: admin.Version, Items: []bindAnswer{}}
 	for _, i := range all {
-		answers = append(answers, bindAnswer{i.Address, i.Driver, i.Group})
+		list.Items = append(list.Items, bindAnswer{i.Address, i.Driver, i.Group})
 	}
-	return x.print(c, answers, func(t *tabwriter.Writer) {
+	return x.print(c, list, func(t *tabwriter.Writer) {
 		row(t, "ADDRESS", "DRIVER", "IOMMU GROUP", "BLOCK DEVICES")
 		for _, i := range all {
 			row(t, i.Address, i.Driver, i.Group, strings.Join(i.Blocks, " "))

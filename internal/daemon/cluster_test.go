@@ -14,6 +14,7 @@ import (
 
 	"jbofd/client/kv"
 	"jbofd/internal/admin"
+	"jbofd/internal/cluster/etcdserver"
 	"jbofd/internal/testutil/etcdproc"
 	"jbofd/internal/testutil/loopback"
 )
@@ -535,6 +536,13 @@ func TestADaemonRunsItsServerOfEtcd(t *testing.T) {
 			}
 			return nil
 		})
+		// A copy of the configuration that has other drives and addresses, but the same data directory.
+		second := &world{t: t, dir: w.dir, address: w.address, closeTimeout: w.closeTimeout, etcdBinary: binary}
+		second.text = strings.NewReplacer("admin.sock", "second.sock", "ssd0.img", "second.img",
+			hosts[0]+":", clusterHosts(1)[0]+":").Replace(w.text)
+		if _, err := second.start(); !errors.Is(err, etcdserver.ErrInUse) {
+			t.Errorf("a second daemon with the same directory: %v, want %v", err, etcdserver.ErrInUse)
+		}
 		if err := n.stop(); err != nil {
 			t.Fatal(err)
 		}

@@ -5,16 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Args are the arguments of jbofd that run this server.
@@ -37,6 +41,7 @@ type Child struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	done   chan struct{}
+	lock   *os.File // of the directory; nil: none could be made
 
 	// mu guards what follows.
 	mu  sync.Mutex
@@ -54,9 +59,27 @@ const (
 	stopTime = 5 * time.Second
 )
 
+// ErrInUse is wrapped by the error for a directory that another daemon's server has.
+var ErrInUse = errors.New("another jbofd runs its server of etcd there; each needs a node.data_dir, or an " +
+	"etcd.embedded.dir, of its own")
+
+// lockDir locks a file beside the directory of a server, because two servers of one directory wait for each other
+// without a word. Where no such file can be made nobody is kept out: the server itself says what is wrong.
+func lockDir(dir string) (*os.File, error) {
+	_ = os.MkdirAll(filepath.Dir(dir), 0o750)
+	f, err := os.OpenFile(filepath.Clean(dir)+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, nil
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errors.Join(fmt.Errorf("%s: %w", dir, ErrInUse), f.Close())
+	}
+	return f, nil
+}
+
 // StartChild starts a server. binary is jbofd; empty: the one that is running.
 //
-// Errors: what is wrong with cfg.
+// Errors: what is wrong with cfg; ErrInUse.
 func StartChild(binary string, cfg Config, log *slog.Logger) (*Child, error) {
 	if err := cfg.Check(); err != nil {
 		return nil, err
@@ -67,7 +90,11 @@ func StartChild(binary string, cfg Config, log *slog.Logger) (*Child, error) {
 		}
 		binary = "/proc/self/exe" // also when the file was replaced by a newer one
 	}
-	c := &Child{binary: binary, cfg: cfg, log: log, done: make(chan struct{})}
+	lock, err := lockDir(cfg.Dir)
+	if err != nil {
+		return nil, err
+	}
+	c := &Child{binary: binary, cfg: cfg, log: log, done: make(chan struct{}), lock: lock}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	go c.run()
 	return c, nil
@@ -77,6 +104,7 @@ func StartChild(binary string, cfg Config, log *slog.Logger) (*Child, error) {
 func (c *Child) Close() {
 	c.cancel()
 	<-c.done
+	_ = c.lock.Close() // it fails if there is none, and the second time
 }
 
 // State says whether the server serves, its process, and how many there have been.
