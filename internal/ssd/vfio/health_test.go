@@ -370,3 +370,35 @@ func TestADriveOpensThatDoesNotAnswerForItsHealth(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// An activation of firmware ends with a reset, and so does what waits for its end.
+func TestAResetEndsAnActivation(t *testing.T) {
+	r := newRig(t, pcietest.Config{AERL: 3}, quick)
+	q := r.queue(1)
+	asks := func() bool { return r.ctrl.Reports().Requests == 4 }
+	r.eventually("events are asked for", asks)
+	r.ctrl.Pause(true)
+	r.ctrl.Tell(nvme.AERFirmwareActivation, nvme.AERTransientError)
+	r.eventually("it is reported", func() bool { h, _ := r.dev.Health(); return h.Events[ssd.EventNotice] == 1 })
+	r.ctrl.Store32(nvme.PropCSTS, uint32(nvme.CSTSPP)|1<<1) // CSTS.CFS
+	r.eventually("it is reset", func() bool { return r.ctrl.Counts().Resets == 1 })
+	r.eventually("events are asked for again", asks)
+	r.works(q)
+	if log := r.ctrl.Reports().Logs; log[nvme.LIDFirmwareSlot] != 0 || log[nvme.LIDError] != 0 {
+		t.Errorf("after the reset log pages are read for events before it: %v", log)
+	}
+}
+
+// A drive that answers for its health now and then is asked for as long as it is open.
+func TestADriveThatAnswersNowAndThen(t *testing.T) {
+	cfg := quick
+	cfg.HealthEvery, cfg.AdminTimeout = 5*time.Millisecond, 50*time.Millisecond
+	r := newRig(t, pcietest.Config{}, cfg)
+	var asked atomic.Int64
+	r.ctrl.Intercept(func(id uint16, e *nvme.SQE) (a pcietest.Answer) {
+		a.Drop = id == 0 && e.Opcode() == nvme.AdminGetLogPage && asked.Add(1)%3 != 0
+		return a
+	})
+	r.eventually("it is asked again", func() bool { return asked.Load() >= 10 })
+	r.ctrl.Intercept(nil)
+}
