@@ -100,7 +100,13 @@ func TestAPartitionThatHasLostWritesSaysWhatToDo(t *testing.T) {
 	n.dieDamaged(key(150))
 	w.configureNode(hosts, 0, "demo", etcd.URL, onePartition)
 	n = w.mustStart()
-	got := n.reason("namespace " + nqn + " 2")
+	got := ""
+	eventually(t, "the partition was opened, in vain", func() error {
+		if got = n.reason("namespace " + nqn + " 2"); !strings.Contains(got, "checkpoint") {
+			return fmt.Errorf("the reason is %q", got)
+		}
+		return nil
+	})
 	for _, want := range []string{"since the last checkpoint are missing", "jbofctl namespace delete", "fills it"} {
 		if !strings.Contains(got, want) || strings.Contains(got, "kv open") {
 			t.Errorf("the node is not ready because %q, want %q", got, want)

@@ -218,9 +218,11 @@ func (g *nvmeGuest) bind() {
 	g.run("dd if=/dev/zero of=/dev/nvme0n1 bs=1M count=64 2>&1")
 	g.run("jbofctl ssd bind 0000:01:00.0 && jbofctl ssd bind 01:00.0 && jbofctl ssd bind 0000:02:00.0 && " +
 		"jbofctl ssd bind 0000:03:00.0")
-	var all []struct{ Address, Driver string }
-	if err := json.Unmarshal([]byte(g.run("jbofctl ssd controllers -o json")), &all); err != nil || len(all) != 3 ||
-		all[0].Driver != "vfio-pci" || all[1].Driver != "vfio-pci" {
+	var list struct {
+		Items []struct{ Address, Driver string }
+	}
+	err := json.Unmarshal([]byte(g.run("jbofctl ssd controllers -o json")), &list)
+	if all := list.Items; err != nil || len(all) != 3 || all[0].Driver != "vfio-pci" || all[1].Driver != "vfio-pci" {
 		g.Errorf("the controllers are %v, %v", all, err)
 	}
 }
