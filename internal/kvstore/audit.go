@@ -60,7 +60,10 @@ type auditState struct {
 	// give way.
 	wanted, ofOperator, forRoom bool
 	// again: another one is to begin at its end, because it may have passed something before somebody asked for it.
-	again bool
+	// later: one is to follow in time, because of chunks that have become damaged since it began.
+	again, later bool
+	// ended counts those that have ended.
+	ended int
 	// hoards: chunks have become damaged since the last audit for room began.
 	hoards bool
 	// skipping: the audit passes empty segments, or goes through chunks, and goes on in the next turn. rested: this
@@ -118,6 +121,16 @@ func (s *Store) LookForLosses() {
 	}
 }
 
+// wantAudit asks for an audit because a chunk has become damaged. One that is running has passed some of what refers to
+// the chunk, perhaps.
+func (s *Store) wantAudit() {
+	if s.audit.Running {
+		s.audit.later = true
+	} else {
+		s.audit.wanted = true
+	}
+}
+
 // AuditState returns how far the audit is that is running, or what the last one has found.
 func (s *Store) AuditState() AuditState {
 	a := s.audit.AuditState
@@ -130,8 +143,8 @@ func (s *Store) AuditState() AuditState {
 func (s *Store) beginAudit(ofOperator, repair bool) {
 	a := &s.audit
 	*a = auditState{AuditState: AuditState{Running: true, Repairing: repair, Segments: s.tbl.Len()},
-		ofOperator: ofOperator, hoards: a.hoards, rested: a.rested, awaited: a.awaited[:0], pending: a.pending[:0],
-		counts: map[format.ChunkNumber]auditCount{}}
+		ofOperator: ofOperator, hoards: a.hoards, ended: a.ended, rested: a.rested, awaited: a.awaited[:0],
+		pending: a.pending[:0], counts: map[format.ChunkNumber]auditCount{}}
 	if !ofOperator {
 		return
 	}
@@ -428,7 +441,8 @@ func (s *Store) addedIn(chunk format.ChunkNumber) (n int64) {
 // endAudit ends an audit that has made use of the counts.
 func (s *Store) endAudit() {
 	a := &s.audit
-	a.Running, a.wanted, a.ofOperator, a.dueNS = false, false, false, s.now+auditPauseNS
+	a.ended++
+	a.Running, a.wanted, a.later, a.ofOperator, a.dueNS = false, a.later, false, false, s.now+auditPauseNS
 	if a.again {
 		a.again, a.wanted, a.dueNS = false, true, 0
 	}

@@ -37,6 +37,17 @@ type avoided struct {
 	damaged bool
 	// reported: its losses were reported when it was first found damaged.
 	reported bool
+	// audits is how many audits had ended when it was damaged no longer, to be tried again. What it has lost is nothing
+	// to those that end later.
+	audits int
+}
+
+// avoidedOf returns the index of the entry of a chunk that could not be emptied, or -1.
+func (s *Store) avoidedOf(chunk format.ChunkNumber) int {
+	epoch := s.pool.Chunks[chunk].Epoch
+	return slices.IndexFunc(s.compact.avoided[:], func(a avoided) bool {
+		return a.tries > 0 && a.chunk == chunk && a.epoch == epoch
+	})
 }
 
 // avoidedEntry returns the entry of a chunk that could not be emptied, and counts the try.
@@ -47,8 +58,7 @@ func (s *Store) avoidedEntry(chunk format.ChunkNumber) *avoided {
 	}
 	c.failedNS = s.now
 	all := c.avoided[:]
-	epoch := s.pool.Chunks[chunk].Epoch
-	i := slices.IndexFunc(all, func(a avoided) bool { return a.tries > 0 && a.chunk == chunk && a.epoch == epoch })
+	i := s.avoidedOf(chunk)
 	if i < 0 {
 		i = 0
 		for k := range all {
@@ -59,7 +69,7 @@ func (s *Store) avoidedEntry(chunk format.ChunkNumber) *avoided {
 		if all[i].pinned {
 			s.pool.Unpin(all[i].chunk)
 		}
-		all[i] = avoided{chunk: chunk, epoch: epoch}
+		all[i] = avoided{chunk: chunk, epoch: s.pool.Chunks[chunk].Epoch}
 	}
 	a := &all[i]
 	a.dueNS = s.now + avoidNS<<min(a.tries, 8)
@@ -91,11 +101,20 @@ func (s *Store) avoid(chunk format.ChunkNumber) {
 
 // avoidDamaged notes that a chunk is damaged because blocks could not be read, and reports whether it was for the first
 // time. It may have been avoided before, when so much could not be read that nothing was known to be damaged.
-func (s *Store) avoidDamaged(chunk format.ChunkNumber) (first bool) {
+// unaudited: an audit has ended while the chunk was tried again.
+func (s *Store) avoidDamaged(chunk format.ChunkNumber) (first, unaudited bool) {
 	a := s.avoidedEntry(chunk)
 	a.dueNS = s.now + avoidNS<<min(a.tries, 14) // half an hour in the end: the blocks may be lost
 	first, a.damaged, a.reported = !a.reported, true, true
-	return first
+	return first, a.audits != s.audit.ended
+}
+
+// resealDamaged lets compaction choose a damaged chunk again, because the drive may be able to read it by now.
+func (s *Store) resealDamaged(chunk format.ChunkNumber) {
+	if i := s.avoidedOf(chunk); i >= 0 {
+		s.compact.avoided[i].damaged, s.compact.avoided[i].audits = false, s.audit.ended
+	}
+	s.pool.Reseal(chunk)
 }
 
 // isDamaged reports whether an entry is that of a chunk that is still damaged, and may be tried again.
@@ -122,13 +141,14 @@ func (s *Store) forgive() {
 }
 
 // retryAvoided lets compaction choose the avoided chunk that is due first although it is not due, lastChoiceNS after
-// the last failure, and reports whether it does.
+// the last failure, and reports whether it does. While an audit runs, a damaged one is left to it, unless something
+// waits for space.
 func (s *Store) retryAvoided() bool {
 	c := &s.compact
 	var first *avoided
 	for i := range c.avoided {
 		a := &c.avoided[i]
-		if a.pinned || s.isDamaged(a) && (s.now >= a.dueNS || s.starved()) {
+		if a.pinned || s.isDamaged(a) && (s.now >= a.dueNS && !s.audit.Running || s.starved()) {
 			if first == nil || a.dueNS < first.dueNS {
 				first = a
 			}
@@ -144,8 +164,7 @@ func (s *Store) retryAvoided() bool {
 		first.pinned = false
 		s.pool.Unpin(first.chunk)
 	default:
-		first.damaged = false
-		s.pool.Reseal(first.chunk)
+		s.resealDamaged(first.chunk)
 	}
 	return true
 }

@@ -160,6 +160,37 @@ func TestAnOpenChunkThatIsTooShortIsEmptied(t *testing.T) {
 	}
 }
 
+// emptied has a chunk of the key log been walked through, in a way.
+func emptied(s *Store, chunk format.ChunkNumber, end func(sl *slot)) {
+	sl := &s.compact.slots[0]
+	s.pool.Chunks[chunk].State = space.Victim
+	sl.Begin(chunk)
+	sl.busy = true
+	s.compact.keys++
+	end(sl)
+	s.victimDone(sl)
+}
+
+// aBlockFails is such a way: a block could not be read.
+func aBlockFails(sl *slot) {
+	allIsRead(sl)
+	sl.Unreadable = 1
+}
+
+// allIsRead is another one: all could be read, and nothing was found.
+func allIsRead(sl *slot) {
+	for !sl.Ended() {
+		if _, buf := sl.Piece(true); buf != nil {
+			sl.Read(true)
+		}
+		for {
+			if rec, _, _ := sl.Next(); rec == nil && !sl.Searching {
+				break
+			}
+		}
+	}
+}
+
 // TestAChunkThatWasAvoidedFirstIsReportedWhenItIsDamaged: at the first try more blocks than a walk takes could not be
 // read, so that it was avoided and nothing was reported. At the second one just one cannot be read.
 func TestAChunkThatWasAvoidedFirstIsReportedWhenItIsDamaged(t *testing.T) {
@@ -167,31 +198,10 @@ func TestAChunkThatWasAvoidedFirstIsReportedWhenItIsDamaged(t *testing.T) {
 	s.compact.avoided = [16]avoided{}
 	s.pool.Reseal(keys)
 	s.audit.wanted, s.audit.hoards, s.out.Damage = false, false, nil
-	empty := func(end func(sl *slot)) {
-		sl := &s.compact.slots[0]
-		s.pool.Chunks[keys].State = space.Victim
-		sl.Begin(keys)
-		sl.busy = true
-		s.compact.keys++
-		end(sl)
-		s.victimDone(sl)
-	}
-	empty(func(sl *slot) { sl.Failed = true })
+	emptied(s, keys, func(sl *slot) { sl.Failed = true })
 	s.now += 1e9
 	s.forgive()
-	empty(func(sl *slot) {
-		for !sl.Ended() {
-			if _, buf := sl.Piece(true); buf != nil {
-				sl.Read(true)
-			}
-			for {
-				if rec, _, _ := sl.Next(); rec == nil && !sl.Searching {
-					break
-				}
-			}
-		}
-		sl.Unreadable = 1
-	})
+	emptied(s, keys, aBlockFails)
 	if s.pool.Chunks[keys].State != space.Damaged {
 		t.Fatal("the chunk is not damaged")
 	}

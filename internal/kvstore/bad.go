@@ -134,7 +134,7 @@ func (s *Store) nextBad() bool {
 			return true
 		case s.cfg.ScrubBytesPerSec <= 0 && s.pool.Chunks[b.chunk].State == space.Damaged &&
 			s.pool.Chunks[b.chunk].Pins == 0:
-			s.pool.Reseal(b.chunk)
+			s.resealDamaged(b.chunk)
 		}
 		b.chunk++
 	}

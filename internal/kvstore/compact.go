@@ -366,10 +366,17 @@ func (s *Store) victimDone(sl *slot) {
 		// Some of what is live was not found, so that it is damaged. The rest of the chunk is left as it is.
 		s.pool.SetDamaged(sl.Chunk)
 		s.bad.damaged = true
-		if sl.Unreadable > 0 && !s.avoidDamaged(sl.Chunk) {
-			return // its losses were reported the first time
+		if sl.Unreadable > 0 {
+			first, unaudited := s.avoidDamaged(sl.Chunk)
+			if !first {
+				if unaudited || s.audit.Running {
+					s.wantAudit()
+				}
+				return // its losses were reported the first time
+			}
 		}
-		s.audit.wanted, s.audit.hoards = true, true
+		s.wantAudit()
+		s.audit.hoards = true
 		s.damage(Damage{Offset: s.pool.At(sl.Chunk, 0), LostBytes: int64(v.Live)})
 		return
 	}

@@ -75,7 +75,8 @@ func TestDamageOfASegmentHurtsNothingElse(t *testing.T) {
 			}
 			m.settle()
 		}
-		if got := m.s.AuditState(); got.Running || !got.Repairing || got.Lossy+got.Unreadable > 0 {
+		// The last audit may be one of the store's own, which has followed.
+		if got := m.s.AuditState(); got.Running || got.Lossy+got.Unreadable > 0 {
 			t.Fatalf("after a repair: %+v", got)
 		}
 		m.tolerant = false

@@ -198,7 +198,7 @@ func (s *Store) nextToScrub() bool {
 		c := &s.pool.Chunks[s.scrub.next]
 		// An audit reports what a damaged chunk has lost as long as the chunk is left as damaged.
 		if c.State == space.Damaged && c.Pins == 0 && !s.audit.Running {
-			s.pool.Reseal(s.scrub.next) // what could not be read may be readable now
+			s.resealDamaged(s.scrub.next) // what could not be read may be readable now
 		}
 		if c.State == space.Sealed {
 			s.scrub.passed = 0
