@@ -6,6 +6,7 @@ import (
 
 	"jbofd/internal/cluster/view"
 	"jbofd/internal/invariants"
+	"jbofd/internal/uuid"
 )
 
 // lead is the state of a node as the manager of a term. Times are by this node's clock.
@@ -35,7 +36,7 @@ type lead struct {
 	// goneNS is since when nodes are not admitted, by their names.
 	goneNS map[string]int64
 	// troubles has the partitions whose drive does not work: see trouble.
-	troubles map[view.PartitionID]trouble
+	troubles map[uuid.UUID]trouble
 	record   []byte // of the newest view; nil: not encoded yet
 }
 
@@ -86,7 +87,7 @@ func (n *Node) becomeManager(term uint64, sentNS int64, out *Actions) {
 	n.etcd.flights[toStamp].busy, n.etcd.flights[toWriteView].busy = false, false
 	n.lead = &lead{electedNS: n.now, unreportedNS: last + outlast(n.t.proofNS+n.t.authorityNS),
 		proofNS: sentNS + n.t.proofNS, stampNS: n.now, processes: map[Incarnation]*process{}, changed: true,
-		goneNS: map[string]int64{}, troubles: map[view.PartitionID]trouble{}, helloNS: n.now}
+		goneNS: map[string]int64{}, troubles: map[uuid.UUID]trouble{}, helloNS: n.now}
 	out.Changed = true
 }
 

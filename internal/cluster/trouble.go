@@ -1,11 +1,18 @@
 package cluster
 
-import "jbofd/internal/cluster/view"
+import (
+	"maps"
+	"slices"
+
+	"jbofd/internal/cluster/view"
+	"jbofd/internal/uuid"
+)
 
 // trouble is the manager's record of a partition whose drive does not work: it fails writes, or completes nothing. The
 // partition keeps its ranges for a while, like a node that is away, because copying them takes long, and the drive may
 // recover. After timing.awayNS the partition is out: others get its ranges, if there are enough others. It is in again
-// when its node has not reported the trouble for timing.awayNS/calm.
+// when its node has not reported the trouble for timing.awayNS/calm while the manager hears the node: whether the drive
+// works shows only when it gets ranges and their writes, and those would be copied in vain.
 type trouble struct {
 	// firstNS and lastNS are when its node has reported it first and last.
 	firstNS, lastNS int64
@@ -20,24 +27,37 @@ func (n *Node) setPartitionsOut(m *Map) (differs bool) {
 	l := n.lead
 	for i := range m.Partitions {
 		p, id := &m.Partitions[i], view.PartitionID(i)
-		process := l.processes[m.Admitted[p.Node]]
-		if process == nil || process.version == 0 {
+		if p.ID.IsZero() {
 			continue
 		}
-		t, known := l.troubles[id]
+		t, known := l.troubles[p.ID]
+		if !known && p.Out { // an earlier manager has known it
+			t, known = trouble{n.now, n.now}, true
+			l.troubles[p.ID] = t
+		}
+		process := l.processes[m.Admitted[p.Node]]
+		if process == nil || process.version == 0 {
+			if known {
+				l.troubles[p.ID] = trouble{t.firstNS, n.now}
+			}
+			continue
+		}
 		switch fails := process.failing[id]; {
 		case fails && !known:
-			l.troubles[id] = trouble{n.now, n.now}
+			l.troubles[p.ID] = trouble{n.now, n.now}
 		case fails:
-			l.troubles[id] = trouble{t.firstNS, n.now}
+			l.troubles[p.ID] = trouble{t.firstNS, n.now}
 			if !p.Out && n.now-t.firstNS > n.t.awayNS && m.CanSpare(id, &judgement{l, m}) {
 				p.Out, differs = true, true
 			}
 		case !known || n.now-t.lastNS > n.t.awayNS/calm:
-			delete(l.troubles, id)
+			delete(l.troubles, p.ID)
 			differs = differs || p.Out
 			p.Out = false
 		}
 	}
+	maps.DeleteFunc(l.troubles, func(id uuid.UUID, _ trouble) bool {
+		return !slices.ContainsFunc(m.Partitions, func(p view.Partition) bool { return p.ID == id })
+	})
 	return differs
 }
