@@ -16,7 +16,7 @@ func TestADriveThatWasNotCalibratedIsLearned(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 0))
 	factor := func() float64 { return math.Exp2(2*rng.Float64() - 1) }
 	wrong, costs := 0.0, 0
-	for i := range 6 {
+	for i := range 16 {
 		d := defaultProfile
 		readNS, byteNS := d.ReadNS*factor(), d.ReadByteNS*factor()
 		if i == 0 { // a large read costs 31 small ones, not 17
@@ -57,8 +57,9 @@ func TestADriveThatWasNotCalibratedIsLearned(t *testing.T) {
 			}
 		}
 	}
-	if wrong /= float64(costs); wrong > 0.15 {
-		t.Errorf("costs are wrong by %.0f %% on average", 100*wrong)
+	wrong /= float64(costs)
+	if t.Logf("costs are wrong by %.1f %% on average", 100*wrong); wrong > 0.15 {
+		t.Error("want at most 15 %")
 	}
 }
 
