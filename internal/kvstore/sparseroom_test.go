@@ -93,6 +93,10 @@ func TestAFewRangesHaveAsMuchRoom(t *testing.T) {
 		if a, b := len(all.keys), len(few.keys); b < a*96/100 {
 			t.Errorf("values of %d bytes: %d objects of one range of 64, %d of all", size, b, a)
 		}
+		// The table has stopped to grow when the partition was 7/8 full.
+		if n := few.s.Stats().Segments; size == 1000 && n > int64(len(few.keys))*maxSparse/13*15/16 {
+			t.Errorf("%d segments for %d objects, although the partition is nearly full", n, len(few.keys))
+		}
 	}
 }
 

@@ -89,3 +89,38 @@ func TestATableEndsWhereNumbersDo(t *testing.T) {
 		t.Errorf("room for %d segments, want %d", n, int64(1)<<31)
 	}
 }
+
+// TestOccupiedCountsSegments that are not empty, through all that changes a table.
+func TestOccupiedCountsSegments(t *testing.T) {
+	rng := rand.New(rand.NewPCG(rand.Uint64(), 0))
+	tbl := NewSegTbl(make([]byte, 4096*EntryBytes))
+	tbl.Grow(FirstSegments)
+	for range 2000 {
+		switch n := tbl.Len(); rng.IntN(8) {
+		case 0:
+			tbl.Grow(n + uint32(rng.IntN(1+min(32, tbl.Room()))))
+		case 1:
+			tbl.Shrink(max(1, n-uint32(rng.IntN(8))%n))
+		default:
+			tbl.Set(rng.Uint32N(n), Entry(rng.IntN(3))<<3)
+		}
+	}
+	tbl.Set(0, 8)
+	count := func(tbl *SegTbl) (n int) {
+		for i := range tbl.Len() {
+			if tbl.Get(i) != 0 {
+				n++
+			}
+		}
+		return n
+	}
+	if got, want := tbl.Occupied(), count(&tbl); got != want {
+		t.Errorf("%d segments are not empty, want %d", got, want)
+	}
+	loaded := NewSegTbl(make([]byte, 4096*EntryBytes))
+	loaded.Extend(tbl.Len())
+	loaded.Load(0, tbl.Bytes())
+	if got, want := loaded.Occupied(), count(&tbl); got != want {
+		t.Errorf("after a load %d segments are not empty, want %d", got, want)
+	}
+}
