@@ -79,3 +79,14 @@ func shown(t *testing.T, screen *os.File, until string) string {
 	}
 	return string(all)
 }
+
+func TestAnAbsentDaemonAndARefusalAreReported(t *testing.T) {
+	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs,
+		"no jbofd answers at /nonexistent/socket") {
+		t.Errorf("got %q", errs)
+	}
+	if _, _, errs := run(t, "namespace", "delete", "--yes", uuid, "--socket", fake(t)); !strings.Contains(errs,
+		"it is configured") {
+		t.Errorf("got %q", errs)
+	}
+}

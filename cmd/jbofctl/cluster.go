@@ -35,7 +35,7 @@ func (x *cli) clusterInitCommand() *cobra.Command {
 		Use:   "init",
 		Short: "Make the cluster for which the daemon is configured, once for all nodes",
 		Long: `Make the cluster that the section "cluster" of the daemon's configuration names, in its etcd. Run it
-once, on any of the nodes; all of them join then. It is refused if etcd has a cluster of that name already.`,
+once, on any of the nodes; all of them join then. It says how many ranges and replicas it has. It is refused if etcd has a cluster of that name already.`,
 		Args: none,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -45,18 +45,21 @@ once, on any of the nodes; all of them join then. It is refused if etcd has a cl
 		case what.Ranges != 0 && (what.Ranges < 16 || what.Ranges > 65536 || bits.OnesCount(uint(what.Ranges)) != 1):
 			return usagef("--ranges is %d, must be a power of two from 16 to 65536, or 0 for the default", what.Ranges)
 		}
-		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+		a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.ClusterMade, error) {
 			return cl.InitCluster(ctx, what)
 		})
 		if err != nil {
 			return err
 		}
-		return x.print(c, a, func(t *tabwriter.Writer) { row(t, "the cluster is made; see jbofctl cluster status") })
+		return x.print(c, a, func(t *tabwriter.Writer) {
+			row(t, fmt.Sprintf("the cluster is made: %d ranges, for good, of which there are to be %s; see jbofctl "+
+				"cluster status", a.Ranges, copies(a.Replicas)))
+		})
 	}
 	c.Flags().IntVar(&what.Replicas, "replicas", 0, "how many copies of each key, 1 to 5; 0: three, or as many as "+
 		"there are nodes")
 	c.Flags().IntVar(&what.Ranges, "ranges", 0, "into how many ranges keys are divided for good, a power of two; 0: "+
-		"32 or more for each partition that is configured")
+		"32 or more for each partition that is configured, which suits four times as many, too")
 	return c
 }
 
@@ -114,6 +117,9 @@ func clusterRows(t *tabwriter.Writer, a *admin.Cluster) {
 	row(t, "NODE", "STATE", "PARTITIONS", "REPLICAS", "LED", "FILLING", "WAITING", "DOMAIN", "ADDRESS", "TARGET")
 	for _, n := range a.Nodes {
 		state := n.State
+		if a.StaleMS > 0 && state == "up" {
+			state = "was up"
+		}
 		if n.Out {
 			state += ", out"
 		}
@@ -151,9 +157,13 @@ func (x *cli) clusterRingCommand() *cobra.Command {
 			}
 		}
 		return x.print(c, a, func(t *tabwriter.Writer) {
-			row(t, "PARTITION", "NODE", "WEIGHT", "REPLICAS", "LED", "FILLING", "WAITING", "SHARE")
+			row(t, "PARTITION", "NODE", "SSD", "NSID", "WEIGHT", "REPLICAS", "LED", "FILLING", "WAITING", "SHARE")
 			for _, p := range a.Partitions {
-				row(t, p.UUID, p.Node, p.Weight, p.Replicas, p.Led, p.Filling, p.Waiting,
+				ssd, nsid := "-", "-"
+				if p.SSD != "" {
+					ssd, nsid = p.SSD, fmt.Sprint(p.NSID)
+				}
+				row(t, p.UUID, p.Node, ssd, nsid, p.Weight, p.Replicas, p.Led, p.Filling, p.Waiting,
 					fmt.Sprintf("%.1f%%", 100*p.Share))
 			}
 		})
@@ -171,7 +181,9 @@ func (x *cli) clusterChainsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "chains",
 		Short: "Show the chain of each range: who has it, from the ChainHead to the ChainTail, and who is being filled",
-		Args:  none,
+		Long: `Show the chain of each range: who has it, from the ChainHead to the ChainTail, and who is being filled.
+Each member is NODE/PARTITION, the latter by the beginning of its UUID, as in jbofctl cluster ring and namespace list.`,
+		Args: none,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if c.Flags().Changed("range") && only < 0 {
@@ -191,7 +203,7 @@ func (x *cli) clusterChainsCommand() *cobra.Command {
 					if m.State == "last copy" && m.Up {
 						m.State += " (up)"
 					}
-					members = append(members, m.Node+" "+m.State)
+					members = append(members, m.Node+"/"+m.UUID[:min(len(m.UUID), 8)]+" "+m.State)
 				}
 				row(t, r.Range, strings.ReplaceAll(r.State, "_", "-"), r.Version, strings.Join(members, " > "))
 			}
@@ -214,15 +226,19 @@ func (x *cli) clusterReplicasCommand() *cobra.Command {
 		if err != nil || n < 1 || n > 5 {
 			return usagef("N is %q, must be 1 to 5", args[0])
 		}
-		copies := "copies"
-		if n == 1 {
-			copies = "copy"
-		}
 		return x.changeCluster(c, admin.ChangeCluster{Replicas: n}, wait,
-			fmt.Sprintf("the cluster is to have %d %s of each key", n, copies))
+			"the cluster is to have "+copies(n)+" of each key")
 	}
 	waitFlag(c, &wait)
 	return c
+}
+
+// copies is a number of copies, in words.
+func copies(n int) string {
+	if n == 1 {
+		return "1 copy"
+	}
+	return fmt.Sprintf("%d copies", n)
 }
 
 // clusterNodeCommand builds a command about one node.
@@ -318,6 +334,9 @@ serve a range, repeat the command when one is.`,
 			}
 			text := fmt.Sprintf("%d of %d ranges of cluster %s are halted. What is given up of them will be lost for "+
 				"good.", a.Ranges.Halted, a.Ranges.Total, a.Name)
+			if err := x.wouldBeRefused(c, what); err != nil {
+				return err
+			}
 			if a.Ranges.HaltedUp > 0 {
 				text += " There are " + stuck(a.Ranges.HaltedUp) + ". They are served again when that works."
 			}
@@ -355,8 +374,14 @@ serve from then on, and what is written on one side is lost.`,
 			if err != nil {
 				return err
 			}
+			if err := x.wouldBeRefused(c, admin.ChangeCluster{Lost: names}); err != nil {
+				return err
+			}
 			text := fmt.Sprintf("Nodes %s of cluster %s are off for sure, and do not come back.",
 				strings.Join(names, ", "), a.Name)
+			if len(names) == 1 {
+				text = fmt.Sprintf("Node %s of cluster %s is off for sure, and does not come back.", names[0], a.Name)
+			}
 			if err := x.confirm(c, text, a.Name); err != nil {
 				return err
 			}
@@ -373,13 +398,35 @@ func waitFlag(c *cobra.Command, wait *bool) {
 		"show how many have")
 }
 
+// wouldBeRefused returns why the daemon would refuse a change, so that nobody is asked to confirm it in vain.
+func (x *cli) wouldBeRefused(c *cobra.Command, what admin.ChangeCluster) error {
+	what.DryRun = true
+	_, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.ClusterChanged, error) {
+		return cl.ChangeCluster(ctx, what)
+	})
+	return err
+}
+
+// firstOf lists numbers, of many the first ones.
+func firstOf(all []int) string {
+	const most = 32
+	text := strings.Trim(fmt.Sprint(all[:min(len(all), most)]), "[]")
+	if len(all) > most {
+		text += " …"
+	}
+	return text
+}
+
 // changeCluster makes a change and, if wanted, waits until it has taken effect.
 func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait bool, done string) error {
-	a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.Answer, error) {
+	a, err := ask(x, c, func(cl *admin.Client, ctx context.Context) (admin.ClusterChanged, error) {
 		return cl.ChangeCluster(ctx, what)
 	})
 	if err != nil {
 		return err
+	}
+	if n := len(a.AcceptLoss); n > 0 {
+		done = fmt.Sprintf("the data of %d ranges are given up: %s", n, firstOf(a.AcceptLoss))
 	}
 	if wait {
 		if err := x.settle(c, what); err != nil {
@@ -401,9 +448,14 @@ func (x *cli) changeCluster(c *cobra.Command, what admin.ChangeCluster, wait boo
 // it says what is missing, if that has changed, where it cannot show it on a terminal.
 var lookEvery, sayEvery = 200 * time.Millisecond, 10 * time.Second
 
+// noClusterPatience is for how long it is waited for a cluster of which etcd has no record. A node looks for it once in
+// half a second.
+var noClusterPatience = 2 * time.Second
+
 // settle waits until a change has taken effect, and all ranges have all their copies.
 func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
-	if !c.Flags().Changed("timeout") {
+	bounded := c.Flags().Changed("timeout")
+	if !bounded {
 		x.timeout = 0 // it takes as long as it takes
 	}
 	ctx, cancel := x.bounded(c)
@@ -413,6 +465,7 @@ func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	left, said, saidAt := "the daemon has not answered", "", time.Now()
+	var noCluster time.Time // since when there is none
 	for {
 		a, err := x.client().Cluster(ctx)
 		switch {
@@ -423,6 +476,14 @@ func (x *cli) settle(c *cobra.Command, what admin.ChangeCluster) error {
 				return nil
 			}
 			left = missing
+			switch {
+			case !a.NoCluster:
+				noCluster = time.Time{}
+			case noCluster.IsZero():
+				noCluster = time.Now()
+			case !bounded && time.Since(noCluster) >= noClusterPatience:
+				return fmt.Errorf("there is nothing to wait for: %s", a.Problem)
+			}
 		case ctx.Err() != nil: // what was missing at the last look says more
 		case errors.Is(err, admin.ErrRefused) && !errors.Is(err, admin.ErrNotNow), errors.Is(err, os.ErrPermission):
 			return err

@@ -92,6 +92,10 @@ func TestForgottenNodesAreNamedToTheDaemon(t *testing.T) {
 	if got := <-changes; !reflect.DeepEqual(got, admin.ChangeCluster{Forget: []string{"n1", "n3"}}) {
 		t.Errorf("the daemon is asked for %+v", got)
 	}
+	if code, _, errs := run(t, "smart-log", "/dev/nvme0", "--socket", s); code != 2 ||
+		!strings.Contains(errs, `unknown command "smart-log"; is it "jbofctl ssd smart-log"?`) {
+		t.Errorf("a command without its noun: exit status %d, %s", code, errs)
+	}
 	if code, _, errs := run(t, "cluster", "forget", "--socket", s); code != 2 {
 		t.Errorf("without a name: exit status %d, %s", code, errs)
 	}
@@ -165,6 +169,88 @@ func TestAWaitSaysWhyItWaits(t *testing.T) {
 	}
 }
 
+// TestAWaitForAClusterThatNobodyHasMadeEnds, unless a time is given: only a command makes it, perhaps on another node.
+// A node that has not looked since that command is waited for.
+func TestAWaitForAClusterThatNobodyHasMadeEnds(t *testing.T) {
+	defer func(look, patience time.Duration) { lookEvery, noClusterPatience = look, patience }(lookEvery,
+		noClusterPatience)
+	lookEvery, noClusterPatience = time.Millisecond, 100*time.Millisecond
+	for _, c := range []struct {
+		line  string
+		looks int64 // that find no cluster
+		code  int
+		want  string
+	}{
+		{"cluster status --wait", 1 << 30, 1, "there is nothing to wait for: no cluster of this name; run init"},
+		{"cluster status --wait", 5, 0, ""},
+		{"cluster status --wait --timeout 1s", 1 << 30, 1, "the time is over"},
+	} {
+		var asked atomic.Int64
+		s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			a := admin.Cluster{APIVersion: admin.Version, Ready: true, Ranges: admin.ClusterRanges{Total: 4, Full: 4}}
+			if asked.Add(1) <= c.looks {
+				a = admin.Cluster{APIVersion: admin.Version, NoCluster: true,
+					Problem: "no cluster of this name; run init"}
+			}
+			_ = json.NewEncoder(w).Encode(a)
+		}))
+		if code, _, errs := run(t, append(strings.Fields(c.line), "--socket", s)...); code != c.code ||
+			!strings.Contains(errs, c.want) {
+			t.Errorf("%s, %d looks: exit status %d, %s", c.line, c.looks, code, errs)
+		}
+	}
+}
+
+// TestNobodyIsAskedToConfirmWhatIsRefused, and what is confirmed is done once.
+func TestNobodyIsAskedToConfirmWhatIsRefused(t *testing.T) {
+	for _, line := range []string{"cluster lost n3", "cluster accept-loss 3"} {
+		for _, refused := range []bool{true, false} {
+			var dry, done atomic.Int64
+			s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == admin.PathCluster {
+					_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, Name: "demo",
+						Ranges: admin.ClusterRanges{Total: 4, Halted: 1}})
+					return
+				}
+				var what admin.ChangeCluster
+				if err := json.NewDecoder(r.Body).Decode(&what); err != nil {
+					t.Error(err)
+				}
+				if what.DryRun {
+					dry.Add(1)
+				} else {
+					done.Add(1)
+				}
+				a := admin.Answer{APIVersion: admin.Version}
+				if refused {
+					w.WriteHeader(http.StatusConflict)
+					a.Error = "it runs"
+				}
+				_ = json.NewEncoder(w).Encode(a)
+			}))
+			var out, errs bytes.Buffer
+			code := execute(t.Context(), append(strings.Fields(line), "--socket", s),
+				terminal{in: typing(t, "demo"), out: &out, err: &errs})
+			asked := strings.Contains(errs.String(), "of cluster demo")
+			if refused && (code != 1 || asked || done.Load() != 0 || !strings.Contains(errs.String(), "it runs")) ||
+				!refused && (code != 0 || !asked || done.Load() != 1 || dry.Load() != 1) {
+				t.Errorf("%s, refused %v: exit status %d, asked %v, done %d times: %s", line, refused, code, asked,
+					done.Load(), &errs)
+			}
+		}
+	}
+}
+
+// TestManyNumbersAreCut for a table.
+func TestManyNumbersAreCut(t *testing.T) {
+	if got := firstOf([]int{3, 7}); got != "3 7" {
+		t.Errorf("%q", got)
+	}
+	if got := firstOf(make([]int, 33)); strings.Count(got, "0") != 32 || !strings.HasSuffix(got, " …") {
+		t.Errorf("%q", got)
+	}
+}
+
 // TestADaemonThatDoesNotAnswerIsSaidSo, with the time that was given to it.
 func TestADaemonThatDoesNotAnswerIsSaidSo(t *testing.T) {
 	s := serve(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
@@ -179,11 +265,13 @@ func TestStatusSaysThatItIsOld(t *testing.T) {
 	s := serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(admin.Cluster{APIVersion: admin.Version, StaleMS: 12_000,
 			Ranges: admin.ClusterRanges{Total: 256, Full: 256},
-			Nodes:  []admin.ClusterNode{{Name: "n2", State: "away", Partitions: 1, Waiting: 256}}})
+			Nodes: []admin.ClusterNode{{Name: "n2", State: "away", Partitions: 1, Waiting: 256},
+				{Name: "n3", State: "up"}}})
 	}))
 	code, out, errs := run(t, "cluster", "status", "--socket", s)
 	out = strings.Join(strings.Fields(out), " ")
-	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 0 256") {
+	if code != 0 || !strings.Contains(out, "as of 12s ago") || !strings.Contains(out, "n2 away 1 0 0 0 256") ||
+		!strings.Contains(out, "n3 was up") {
 		t.Errorf("exit status %d, %s%s", code, out, errs)
 	}
 	_, out, _ = run(t, "cluster", "replicas", "1", "--socket", fake(t))

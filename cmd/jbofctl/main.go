@@ -177,6 +177,13 @@ damaged or lost (kv check, repair, export, import); 130 interrupted.`,
 	}
 	root.Args, root.RunE = cobra.ArbitraryArgs, func(c *cobra.Command, args []string) error {
 		if len(args) > 0 {
+			for _, noun := range c.Commands() {
+				for _, verb := range noun.Commands() {
+					if verb.Name() == args[0] {
+						return usagef("unknown command %q; is it %q?", args[0], verb.CommandPath())
+					}
+				}
+			}
 			return usagef("unknown command %q; see jbofctl --help", args[0])
 		}
 		return c.Help()

@@ -75,13 +75,15 @@ var answers = map[string]any{
 		Ranges: admin.ClusterRanges{Total: 4, Full: 1, Filling: 1, UnderReplicated: 1, Halted: 1, HaltedUp: 1},
 		Nodes: []admin.ClusterNode{{Name: "n1", State: "up", Replicas: 3, Filling: 1, Partitions: 1, Domain: "rack1",
 			Address: "10.0.0.1:4430", Target: "tcp://10.0.0.1:4420"}, {Name: "n2", State: "away", Out: true}},
-		Partitions: []admin.ClusterPartition{{UUID: uuid, Node: "n1", Weight: 4, Replicas: 3, Share: 0.75}}},
+		Partitions: []admin.ClusterPartition{{UUID: uuid, Node: "n1", SSD: "ssd7", NSID: 42, Weight: 4, Replicas: 3,
+			Share: 0.75}, {UUID: "o-t-h-e-r", Node: "n2"}}},
 	admin.PathClusterChains: admin.List[admin.Chain]{APIVersion: admin.Version, Items: []admin.Chain{
-		{Range: 3, State: "under_replicated", Version: 9, Members: []admin.ChainMember{{Node: "n1", State: "serving"},
-			{Node: "n2", State: "filling"}}}, {Range: 4, State: "halted", Members: []admin.ChainMember{
-			{Node: "n1", State: "last copy", Up: true}, {Node: "n2", State: "last copy"}}}}},
-	admin.PathClusterInit:   admin.Answer{APIVersion: admin.Version},
-	admin.PathClusterChange: admin.Answer{APIVersion: admin.Version},
+		{Range: 3, State: "under_replicated", Version: 9, Members: []admin.ChainMember{
+			{Node: "n1", UUID: uuid, State: "serving"}, {Node: "n2", UUID: "u-u-i-d", State: "filling"}}},
+		{Range: 4, State: "halted", Members: []admin.ChainMember{
+			{Node: "n1", UUID: uuid, State: "last copy", Up: true},
+			{Node: "n2", UUID: "u-u-i-d", State: "last copy"}}}}},
+	admin.PathClusterInit: admin.ClusterMade{Replicas: 2, Ranges: 512},
 	admin.PathKVAudit: admin.KVAudit{APIVersion: admin.Version, UUID: uuid, Segments: 12345, LossySegments: 2,
 		KnownKeys: 7},
 }
@@ -117,6 +119,15 @@ func fake(t *testing.T) string {
 			_ = json.NewEncoder(w).Encode(admin.Answer{APIVersion: admin.Version, Error: "it is configured"})
 			return
 		}
+		if r.URL.Path == admin.PathClusterChange {
+			var what admin.ChangeCluster
+			if err := json.NewDecoder(r.Body).Decode(&what); err != nil {
+				t.Error(err)
+			}
+			_ = json.NewEncoder(w).Encode(admin.ClusterChanged{Answer: admin.Answer{APIVersion: admin.Version},
+				AcceptLoss: what.AcceptLoss})
+			return
+		}
 		_ = json.NewEncoder(w).Encode(answers[r.URL.Path])
 	}))
 }
@@ -145,17 +156,17 @@ func TestTablesShowWhatTheDaemonSays(t *testing.T) {
 		{"swap discard --yes " + uuid, []string{"given up"}},
 		{"kv scrub", []string{"1MiB/s", "25%", "1m1s", "1h0m0s", "77", "5", "paused"}},
 		{"kv scrub --rate 200MiB " + uuid, []string{"25%"}},
-		{"cluster init --replicas 2", []string{"made"}},
+		{"cluster init --replicas 2", []string{"made: 512 ranges", "to be 2 copies"}},
 		{"cluster status", []string{"demo", uuid, "n1", "problem", "etcd does not answer",
 			"7, for 1m1s; this node acts on 6", "n2", "400ms",
 			"4: 1 full, 1 filling, 1 under-replicated, 1 halted, 0 unassigned", "rack1", "10.0.0.1:4430",
 			"tcp://10.0.0.1:4420", "away, out", "1 with a last copy on a node that is up"}},
-		{"cluster ring", []string{uuid, "n1", "75.0%"}},
-		{"cluster chains", []string{"under-replicated", "n1 serving > n2 filling",
-			"n1 last copy (up) > n2 last copy\n"}},
+		{"cluster ring", []string{uuid, "n1", "ssd7", "42", "75.0%", "o-t-h-e-r"}},
+		{"cluster chains", []string{"under-replicated", "n1/" + uuid[:8] + " serving > n2/u-u-i-d filling",
+			"n1/" + uuid[:8] + " last copy (up) > n2/u-u-i-d last copy\n"}},
 		{"cluster replicas 3", []string{"3 copies"}},
 		{"cluster drain n2", []string{"n2", "no ranges"}},
-		{"cluster accept-loss --yes 3 7", []string{"given up"}},
+		{"cluster accept-loss --yes 3 7", []string{"the data of 2 ranges are given up: 3 7"}},
 		{"cluster lost --yes n1 n2", []string{"not waited for"}},
 		{"cluster join n2", []string{"n2", "its share"}},
 		{"config reload", []string{"reloaded", "log level: debug",
@@ -250,17 +261,6 @@ func TestExitStatusTellsFailureFromMisuse(t *testing.T) {
 		if code, out, errs := run(t, strings.Fields(c.line)...); code != c.want {
 			t.Errorf("jbofctl %s: exit status %d, want %d\n%s%s", c.line, code, c.want, out, errs)
 		}
-	}
-}
-
-func TestAnAbsentDaemonAndARefusalAreReported(t *testing.T) {
-	if _, _, errs := run(t, "status", "--socket", "/nonexistent/socket"); !strings.Contains(errs,
-		"no jbofd answers at /nonexistent/socket") {
-		t.Errorf("got %q", errs)
-	}
-	if _, _, errs := run(t, "namespace", "delete", "--yes", uuid, "--socket", fake(t)); !strings.Contains(errs,
-		"it is configured") {
-		t.Errorf("got %q", errs)
 	}
 }
 

@@ -131,10 +131,14 @@ func validateCommand(path *string) *cobra.Command {
 			}
 			bad := 0
 			for _, f := range files {
-				if _, err := config.Load(f, daemon.Machine()); err != nil {
+				cfg, err := config.Load(f, daemon.Machine())
+				if err != nil {
 					fmt.Fprintln(cmd.ErrOrStderr(), err)
 					bad++
 					continue
+				}
+				for _, r := range cfg.Remarks() {
+					fmt.Fprintln(cmd.ErrOrStderr(), "remark:", r)
 				}
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: valid\n", f)
 			}

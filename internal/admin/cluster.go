@@ -11,8 +11,8 @@ import (
 //
 //	GET  /v1/cluster           Cluster
 //	GET  /v1/cluster/chains    List[Chain]; with ?range=N that one only
-//	POST /v1/cluster/init      InitCluster -> Answer
-//	POST /v1/cluster/change    ChangeCluster -> Answer
+//	POST /v1/cluster/init      InitCluster -> ClusterMade
+//	POST /v1/cluster/change    ChangeCluster -> ClusterChanged
 const (
 	PathCluster       = "/v1/cluster"
 	PathClusterChains = "/v1/cluster/chains"
@@ -36,6 +36,8 @@ type Cluster struct {
 	RunsEtcd bool `json:"runsEtcd"`
 	// Problem is what keeps that node from taking part, or the map from changing.
 	Problem string `json:"problem,omitempty"`
+	// NoCluster: etcd has no cluster of that name, which only PathClusterInit ends.
+	NoCluster bool `json:"noCluster,omitempty"`
 	// Ready: all nodes that are up act on the newest view and are connected to each other, as the manager knows. Then a
 	// write of any key of a range that is served is carried out at once.
 	Ready bool `json:"ready"`
@@ -100,8 +102,11 @@ type ClusterNode struct {
 
 // ClusterPartition describes a partition of the cluster.
 type ClusterPartition struct {
-	UUID   string `json:"uuid"`
-	Node   string `json:"node"`
+	UUID string `json:"uuid"`
+	Node string `json:"node"`
+	// SSD and NSID say where it is. They are known of the partitions of the node that answers, and empty for others.
+	SSD    string `json:"ssd,omitempty"`
+	NSID   uint32 `json:"nsid,omitempty"`
 	Weight uint32 `json:"weight"`
 	Out    bool   `json:"out"`
 	// Replicas, Filling, Waiting and Led are as in ClusterNode. Share is its part of all complete replicas, 0 to 1.
@@ -143,8 +148,17 @@ type InitCluster struct {
 	Ranges int `json:"ranges"`
 }
 
+// ClusterMade is the answer to InitCluster: what was made. Replicas and Ranges are 0 if it was refused.
+type ClusterMade struct {
+	Answer
+	Replicas int `json:"replicas"`
+	Ranges   int `json:"ranges"`
+}
+
 // ChangeCluster requests a change of the settings of the cluster. Fields that are empty change nothing.
 type ChangeCluster struct {
+	// DryRun: nothing is changed, and the answer says whether the change would be refused.
+	DryRun bool `json:"dryRun,omitempty"`
 	// Replicas is 1 to 5.
 	Replicas int `json:"replicas,omitempty"`
 	// AcceptLoss are halted ranges whose data are given up, so that they are served again by others. AllLosses: all.
@@ -157,6 +171,13 @@ type ChangeCluster struct {
 	// Drain is a node that is to have no ranges, Join one that is to have its share again.
 	Drain string `json:"drain,omitempty"`
 	Join  string `json:"join,omitempty"`
+}
+
+// ClusterChanged is the answer to ChangeCluster.
+type ClusterChanged struct {
+	Answer
+	// AcceptLoss are the ranges whose data are given up.
+	AcceptLoss []int `json:"acceptLoss,omitempty"`
 }
 
 // Cluster describes the cluster of the node.
@@ -176,13 +197,13 @@ func (c *Client) Chains(ctx context.Context, only int) (l List[Chain], err error
 }
 
 // InitCluster makes the cluster of the node.
-func (c *Client) InitCluster(ctx context.Context, what InitCluster) (a Answer, err error) {
+func (c *Client) InitCluster(ctx context.Context, what InitCluster) (a ClusterMade, err error) {
 	err = c.do(ctx, http.MethodPost, PathClusterInit, what, &a)
 	return a, err
 }
 
 // ChangeCluster changes the settings of the cluster.
-func (c *Client) ChangeCluster(ctx context.Context, what ChangeCluster) (a Answer, err error) {
+func (c *Client) ChangeCluster(ctx context.Context, what ChangeCluster) (a ClusterChanged, err error) {
 	err = c.do(ctx, http.MethodPost, PathClusterChange, what, &a)
 	return a, err
 }

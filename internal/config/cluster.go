@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -71,6 +72,43 @@ func (v *validator) replicated() {
 	}
 }
 
+// clusterListens calls f with each address at which this node listens for the cluster: for other nodes, and as a server
+// of etcd. Those that cannot be are left to cluster.
+func (v *validator) clusterListens(f func(path, address string)) {
+	c := v.c.Cluster
+	if c == nil || !v.ok("cluster") {
+		return
+	}
+	path, own := "cluster.listen", c.Listen
+	for i, n := range c.Nodes {
+		if n.Name == v.c.Node.Name && own == "" {
+			path, own = join(index("cluster.nodes", i), "address"), n.Address
+		}
+	}
+	if _, err := netip.ParseAddrPort(own); err == nil && v.ok(path) {
+		f(path, own)
+	}
+	if c.Etcd.Embedded == nil || !v.ok("cluster.etcd") {
+		return
+	}
+	for i, m := range c.Etcd.Embedded.Members {
+		p := index("cluster.etcd.embedded.members", i)
+		if m.Name != v.c.Node.Name || !v.ok(p) {
+			continue
+		}
+		for _, e := range []struct{ key, url string }{{"client_url", m.ClientURL}, {"peer_url", m.PeerURL}} {
+			u, err := url.Parse(e.url)
+			if err != nil || !v.ok(join(p, e.key)) {
+				continue
+			}
+			host := strings.Replace(u.Host, "localhost:", "127.0.0.1:", 1)
+			if _, err := netip.ParseAddrPort(host); err == nil { // a name may be any address
+				f(join(p, e.key), host)
+			}
+		}
+	}
+}
+
 // clusterNodes checks the nodes of the cluster, of which this is one.
 func (v *validator) clusterNodes(c *Cluster) {
 	const path = "cluster.nodes"
@@ -124,15 +162,21 @@ func (v *validator) target(path string, n ClusterNode, targets *unique) {
 	if n.Name != v.c.Node.Name || !v.ok("listeners") {
 		return
 	}
+	var have []string
 	for i, l := range v.c.Listeners {
 		p := join(index("listeners", i), "address")
-		have, err := netip.ParseAddrPort(l.Address)
-		if !v.ok(p) || err != nil || l.Transport == transport && (have.Port() == 0 || have.Port() == a.Port()) {
+		at, err := netip.ParseAddrPort(l.Address)
+		if !v.ok(p) || err != nil {
+			return
+		}
+		have = append(have, l.Transport+"://"+l.Address)
+		if l.Transport == transport && (at.Port() == 0 || at.Port() == a.Port()) &&
+			(at.Addr().IsUnspecified() || at.Addr().Unmap() == a.Addr().Unmap()) {
 			return
 		}
 	}
-	v.complain(path, "%q is this node, which has no such listener; allowed: transport and port of one of the listeners",
-		n.Target)
+	v.complain(path, "%q is that of this node, whose node.name is %q, and it has no such listener; allowed: "+
+		"transport, address and port of one of the listeners: %s", n.Target, n.Name, anyOf(have, "there is none"))
 }
 
 // tls checks a section of files; nil: absent.
@@ -224,4 +268,23 @@ func (v *validator) etcdURL(path, s string, schemes ...string) {
 		u.RawQuery != "" || u.Fragment != "" || u.User != nil {
 		v.complain(path, "%q is not a URL of etcd; allowed: %s://HOST:PORT", s, strings.Join(schemes, " or "))
 	}
+}
+
+// Remarks returns what is allowed, and probably meant otherwise.
+func (c *Config) Remarks() (all Errors) {
+	if c.Cluster == nil || c.Cluster.Etcd.Embedded == nil {
+		return nil
+	}
+	nodes := map[string]bool{}
+	for _, n := range c.Cluster.Nodes {
+		nodes[n.Name] = true
+	}
+	for i, m := range c.Cluster.Etcd.Embedded.Members {
+		if !nodes[m.Name] {
+			all = append(all, c.problem(join(index("cluster.etcd.embedded.members", i), "name"), fmt.Sprintf(
+				"%q is none of cluster.nodes, so that no jbofd of this cluster runs this server of etcd by itself; "+
+					"something else must, such as jbofd etcd", m.Name)))
+		}
+	}
+	return all
 }

@@ -21,7 +21,7 @@ cluster:
   name: demo
   subsystem: nqn.2026-11.example.jbofd:c
   etcd: {` + etcd + `}
-  nodes: [{name: jbof0, address: "10.0.0.1:4430", target: "tcp://10.0.0.1:4420"}]
+  nodes: [{name: jbof0, address: "127.0.0.1:4430", target: "tcp://127.0.0.1:4420"}]
 `
 }
 
@@ -34,7 +34,7 @@ func TestTheEndpointsOfAnEmbeddedEtcdAreThoseOfItsMembers(t *testing.T) {
 	if got := c.Cluster.EtcdEndpoints(); !slices.Equal(got, []string{"http://e:1", "https://e:2"}) {
 		t.Errorf("endpoints %q", got)
 	}
-	if got := c.Self(); got.Address != "10.0.0.1:4430" {
+	if got := c.Self(); got.Address != "127.0.0.1:4430" {
 		t.Errorf("this node is %+v", got)
 	}
 }
@@ -65,8 +65,8 @@ func TestAReloadLeavesTheClusterAlone(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"lease", "lease", ""},
 		{"name: demo", "name: demo2", `cluster.name: "demo" became "demo2", which needs a restart`},
-		{"tcp://10.0.0.1:4420", "tcp://10.0.0.1:4421",
-			`cluster.nodes[0].target: "tcp://10.0.0.1:4420" became "tcp://10.0.0.1:4421", which needs a restart, ` +
+		{"tcp://127.0.0.1:4420", "tcp://127.0.0.1:4421",
+			`cluster.nodes[0].target: "tcp://127.0.0.1:4420" became "tcp://127.0.0.1:4421", which needs a restart, ` +
 				`because it is this node`},
 		{"cluster:\n", "# ", "cluster: present became absent, which needs a restart"},
 		{first, strings.Replace(first, "64MiB", "128MiB", 1),
@@ -87,5 +87,34 @@ func TestAReloadLeavesTheClusterAlone(t *testing.T) {
 		if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("%q became %q: %v, want %q", c.old, c.new, err, c.want)
 		}
+	}
+}
+
+// TestAListenerThatTakesAnyAddressTakesThatOfTheTarget, also where addresses are translated.
+func TestAListenerThatTakesAnyAddressTakesThatOfTheTarget(t *testing.T) {
+	for listener, ok := range map[string]bool{"0.0.0.0:4420": true, "[::]:4420": true, "[::ffff:127.0.0.1]:4420": true,
+		"127.0.0.1:4420": true, "127.0.0.2:4420": false, "127.0.0.1:4421": false, "[::1]:4420": false} {
+		text := strings.Replace(clusterOf(minimal, embedded), `"127.0.0.1:0"`, `"`+listener+`"`, 1)
+		if _, err := Parse("test.yaml", []byte(text)); (err == nil) != ok {
+			t.Errorf("%s: %v", listener, err)
+		}
+	}
+}
+
+// TestAServerOfEtcdThatNoNodeRunsIsRemarkedUpon: jbofd etcd may run it on another machine, or its name is wrong.
+func TestAServerOfEtcdThatNoNodeRunsIsRemarkedUpon(t *testing.T) {
+	c := mustParse(t, clusterOf(minimal, embedded))
+	if r := c.Remarks(); len(r) > 0 {
+		t.Errorf("%v", r)
+	}
+	if r := mustParse(t, minimal).Remarks(); len(r) > 0 {
+		t.Errorf("without a cluster: %v", r)
+	}
+	more := strings.Replace(embedded, "]}", ", {name: n2, client_url: 'http://i:1', peer_url: 'http://i:2'}, "+
+		"{name: n3, client_url: 'http://j:1', peer_url: 'http://j:2'}]}", 1)
+	r := mustParse(t, clusterOf(minimal, more)).Remarks()
+	if len(r) != 2 || !strings.Contains(r[0].Error(), `test.yaml:14:`) ||
+		!strings.Contains(r[1].Error(), `cluster.etcd.embedded.members[2].name: "n3" is none of cluster.nodes`) {
+		t.Errorf("%v", r)
 	}
 }

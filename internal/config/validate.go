@@ -159,17 +159,7 @@ func (v *validator) addresses() {
 			add(join(p, "address"), l.Address, l.Transport == "rdma")
 		}
 	}
-	if c := v.c.Cluster; c != nil && v.ok("cluster") {
-		path, own := "cluster.listen", c.Listen
-		for i, n := range c.Nodes {
-			if n.Name == v.c.Node.Name && own == "" {
-				path, own = join(index("cluster.nodes", i), "address"), n.Address
-			}
-		}
-		if _, err := netip.ParseAddrPort(own); err == nil && v.ok(path) { // otherwise cluster complains
-			add(path, own, false)
-		}
-	}
+	v.clusterListens(func(path, address string) { add(path, address, false) })
 	if v.c.Metrics.Address == "" && v.c.Metrics.Pprof {
 		v.complain("metrics.pprof", "true, but metrics.address is empty; allowed: false, or give metrics.address")
 	}

@@ -154,8 +154,12 @@ func TestThreeNodesAreACluster(t *testing.T) {
 			t.Errorf("%d ranges: %v", ranges, err)
 		}
 	}
-	if _, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: 2}); err != nil {
-		t.Fatal(err)
+	if !nodes[0].cluster().NoCluster {
+		t.Error("a program is not told that there is no cluster")
+	}
+	made, err := nodes[0].admin.InitCluster(t.Context(), admin.InitCluster{Replicas: 2})
+	if err != nil || made.Replicas != 2 || made.Ranges != 128 || made.APIVersion != admin.Version {
+		t.Fatalf("%+v, %v", made, err)
 	}
 	if _, err := nodes[1].admin.InitCluster(t.Context(), admin.InitCluster{}); err == nil ||
 		!strings.Contains(err.Error(), "there is a cluster") {
@@ -175,9 +179,14 @@ func TestThreeNodesAreACluster(t *testing.T) {
 		}
 		return nil
 	})
-	for _, n := range nodes {
-		if r := n.reason("cluster"); r != "" {
+	for i, n := range nodes {
+		if r := n.reason("cluster"); r != "" || n.cluster().NoCluster {
 			t.Errorf("not ready: %s", r)
+		}
+		for _, p := range n.cluster().Partitions { // a node knows the drives of its own ones
+			if own := p.Node == fmt.Sprint("n", i+1); own != (p.SSD != "") || own != (p.NSID != 0) {
+				t.Errorf("partition as n%d knows it: %+v", i+1, p)
+			}
 		}
 	}
 	chains, err := nodes[1].admin.Chains(t.Context(), 5)

@@ -60,21 +60,24 @@ func (n *Node) clusterAPI(mux *http.ServeMux, change func(string, func(*http.Req
 		if err := readJSON(r, &what); err != nil {
 			return nil, err
 		}
-		return admin.Answer{APIVersion: admin.Version}, n.InitCluster(r.Context(), what)
+		err := n.InitCluster(r.Context(), &what)
+		return admin.ClusterMade{Answer: admin.Answer{APIVersion: admin.Version}, Replicas: what.Replicas,
+			Ranges: what.Ranges}, err
 	})
 	change(admin.PathClusterChange, func(r *http.Request) (any, error) {
 		var what admin.ChangeCluster
 		if err := readJSON(r, &what); err != nil {
 			return nil, err
 		}
-		return admin.Answer{APIVersion: admin.Version}, n.ChangeCluster(r.Context(), what)
+		losses, err := n.ChangeCluster(r.Context(), what)
+		return admin.ClusterChanged{Answer: admin.Answer{APIVersion: admin.Version}, AcceptLoss: losses}, err
 	})
 }
 
-// InitCluster makes the cluster for which the node is configured.
+// InitCluster makes the cluster for which the node is configured. Where what has a 0, it puts what was made.
 //
 // Errors: what cannot be; member.ErrExists; cluster.ErrUnreachable.
-func (n *Node) InitCluster(ctx context.Context, what admin.InitCluster) error {
+func (n *Node) InitCluster(ctx context.Context, what *admin.InitCluster) error {
 	c := n.cluster
 	if c == nil {
 		return errNoCluster
@@ -127,27 +130,39 @@ func (c *clusterMember) enough(replicas, nodes int) error {
 	return nil
 }
 
-// ChangeCluster changes the settings of the cluster. The manager sees them at once.
+// errDryRun ends a change that is only looked at, before it is written.
+var errDryRun = errors.New("dry run")
+
+// ChangeCluster changes the settings of the cluster, and returns the ranges whose data are given up. The manager sees
+// them at once.
 //
 // Errors: what cannot be; cluster.ErrNoCluster, cluster.ErrUnreachable.
-func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) error {
+func (n *Node) ChangeCluster(ctx context.Context, what admin.ChangeCluster) (losses []int, err error) {
 	c := n.cluster
 	if c == nil {
-		return errNoCluster
+		return nil, errNoCluster
 	}
 	ctx, cancel := context.WithTimeout(ctx, etcdPatience)
 	defer cancel()
-	err := member.Change(ctx, c.etcd, func(r *cluster.Records) error { return c.change(r, what) })
+	err = member.Change(ctx, c.etcd, func(r *cluster.Records) (err error) {
+		if losses, err = c.change(r, what); err != nil || !what.DryRun {
+			return err
+		}
+		return errDryRun
+	})
+	if errors.Is(err, errDryRun) {
+		return losses, nil
+	}
 	if err == nil && len(what.Forget) > 0 {
 		err = c.forgotten(ctx, what.Forget)
 	}
 	if err != nil {
-		return c.explain(err)
+		return nil, c.explain(err)
 	}
 	n.log.Info("the settings of the cluster were changed", "cluster", c.cfg.Name, "replicas", what.Replicas, "drain",
-		what.Drain, "join", what.Join, "accept_loss", what.AcceptLoss, "all_losses", what.AllLosses, "lost", what.Lost,
-		"forget", what.Forget)
-	return nil
+		what.Drain, "join", what.Join, "accept_loss", losses, "all_losses", what.AllLosses, "lost", what.Lost, "forget",
+		what.Forget)
+	return losses, nil
 }
 
 // forgotten waits until the manager has removed nodes from the map that are to be forgotten, and makes that final.
@@ -179,8 +194,8 @@ func (c *clusterMember) forgotten(ctx context.Context, names []string) error {
 	}
 }
 
-// change changes the settings as is asked for.
-func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) error {
+// change changes the settings as is asked for, and returns the ranges whose data are given up.
+func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) (losses []int, err error) {
 	var names, in []string
 	for _, node := range r.Map.Nodes {
 		names = append(names, node.Name)
@@ -190,40 +205,40 @@ func (c *clusterMember) change(r *cluster.Records, what admin.ChangeCluster) err
 	}
 	slices.Sort(names)
 	if what.Drain != "" && !slices.Contains(names, what.Drain) {
-		return fmt.Errorf("node is %q, must be one of the view: %s", what.Drain, strings.Join(names, ", "))
+		return nil, fmt.Errorf("node is %q, must be one of the view: %s", what.Drain, strings.Join(names, ", "))
 	}
 	if what.Replicas != 0 {
 		if err := c.enough(what.Replicas, len(in)); err != nil {
-			return err
+			return nil, err
 		}
 		r.Settings.Replicas = what.Replicas
 	}
 	if what.Drain != "" && slices.Contains(in, what.Drain) {
 		if len(in)-1 < r.Settings.Replicas {
-			return fmt.Errorf("without %s, nodes that may have ranges: %d, replicas: %d; reduce the replicas first, "+
-				"or add a node", what.Drain, len(in)-1, r.Settings.Replicas)
+			return nil, fmt.Errorf("without %s, nodes that may have ranges: %d, replicas: %d; reduce the replicas "+
+				"first, or add a node", what.Drain, len(in)-1, r.Settings.Replicas)
 		}
 		r.Settings.Out = append(r.Settings.Out, what.Drain)
 	}
-	if err := acceptLosses(r, what); err != nil {
-		return err
+	if losses, err = acceptLosses(r, what); err != nil {
+		return nil, err
 	}
 	if err := loseNodes(r, what.Lost); err != nil {
-		return err
+		return nil, err
 	}
 	if err := r.Forget(what.Forget); err != nil {
-		return err
+		return nil, err
 	}
 	if what.Join != "" {
-		return r.Join(what.Join)
+		return losses, r.Join(what.Join)
 	}
-	return nil
+	return losses, nil
 }
 
-// acceptLosses adds the ranges to the settings whose data are given up.
-func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
+// acceptLosses adds the ranges to the settings whose data are given up, and returns them.
+func acceptLosses(r *cluster.Records, what admin.ChangeCluster) ([]int, error) {
 	halted := func(n int) bool { return len(r.Map.Chains[n]) > 0 && r.Map.Chains[n].Halted() }
-	accept := what.AcceptLoss
+	accept := slices.Clone(what.AcceptLoss)
 	for n := range r.Map.Chains {
 		if what.AllLosses && halted(n) {
 			accept = append(accept, n)
@@ -231,9 +246,9 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 	}
 	switch {
 	case len(accept) == 0 && what.AllLosses:
-		return errors.New("no range is halted: nothing is to be given up")
+		return nil, errors.New("no range is halted: nothing is to be given up")
 	case len(accept) == 0:
-		return nil
+		return nil, nil
 	}
 	// Those of chains that have changed since say nothing any more.
 	r.Settings.Losses = slices.DeleteFunc(r.Settings.Losses, func(l cluster.Loss) bool {
@@ -241,14 +256,14 @@ func acceptLosses(r *cluster.Records, what admin.ChangeCluster) error {
 	})
 	for _, n := range accept {
 		if n < 0 || n >= len(r.Map.Chains) {
-			return fmt.Errorf("range is %d, must be 0 to %d", n, len(r.Map.Chains)-1)
+			return nil, fmt.Errorf("range is %d, must be 0 to %d", n, len(r.Map.Chains)-1)
 		}
 		if !halted(n) {
-			return fmt.Errorf("range %d is not halted: nothing of it is to be given up", n)
+			return nil, fmt.Errorf("range %d is not halted: nothing of it is to be given up", n)
 		}
 		r.Settings.AcceptLoss(uint32(n), r.Map.ChainEpochs[n])
 	}
-	return nil
+	return accept, nil
 }
 
 // loseNodes adds the processes to the settings of which an operator says that they have ended for good. While one of
@@ -390,7 +405,7 @@ func (c *clusterMember) describe() admin.Cluster {
 	a := admin.Cluster{APIVersion: admin.Version, Name: c.cfg.Name, SubNQN: c.cfg.Subsystem, Node: c.self,
 		RunsEtcd: c.server != nil, Nodes: []admin.ClusterNode{}, Partitions: []admin.ClusterPartition{}}
 	if err := c.ready(); err != nil {
-		a.Problem = err.Error()
+		a.Problem, a.NoCluster = err.Error(), errors.Is(err, cluster.ErrNoCluster)
 	}
 	var settings *cluster.Settings
 	if m, s, _ := c.state(); m != nil {
@@ -407,9 +422,21 @@ func (c *clusterMember) describe() admin.Cluster {
 	if v, age := c.newestView(); v != nil {
 		a.UUID, a.Epoch, a.ViewMS, a.Replicas = v.Cluster.String(), uint64(v.Epoch), age.Milliseconds(), v.Replicas
 		describeView(&a, v)
+		c.describePlaces(&a)
 		describeForgotten(&a, settings)
 	}
 	return a
+}
+
+// describePlaces says on which drives the partitions of this node are.
+func (c *clusterMember) describePlaces(a *admin.Cluster) {
+	c.n.replicated(func(nc config.Namespace, id uuid.UUID, _ *partition.Partition) {
+		for i := range a.Partitions {
+			if p := &a.Partitions[i]; p.UUID == id.String() {
+				p.SSD, p.NSID = nc.SSD, nc.NSID
+			}
+		}
+	})
 }
 
 // describeForgotten says which of the nodes have been forgotten, or are about to be.

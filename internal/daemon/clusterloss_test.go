@@ -160,10 +160,22 @@ func TestAllNodesThatWereUpAreLost(t *testing.T) {
 	if err := lose("n1"); err == nil || !strings.Contains(err.Error(), "that the newest view counts as up") {
 		t.Errorf("n1 itself is lost: %v", err)
 	}
-	eventually(t, "the lost nodes may be given up", func() error { return lose(lost...) })
+	eventually(t, "the lost nodes may be given up", func() error {
+		_, err := nodes[0].admin.ChangeCluster(t.Context(), admin.ChangeCluster{DryRun: true, Lost: lost})
+		return err
+	})
+	if a := nodes[0].cluster(); a.Manager == "n1" || !strings.Contains(a.Problem, "a view that admits it") {
+		t.Errorf("a dry run has changed something: %+v", a)
+	}
+	if err := lose(lost...); err != nil {
+		t.Error(err)
+	}
 	agree(t, "n1 serves what it has", nodes[:1], ranges(own, total-own))
-	if _, err := nodes[0].admin.ChangeCluster(t.Context(), admin.ChangeCluster{AllLosses: true}); err != nil {
-		t.Fatal(err)
+	for _, dry := range []bool{true, false} {
+		a, err := nodes[0].admin.ChangeCluster(t.Context(), admin.ChangeCluster{DryRun: dry, AllLosses: true})
+		if err != nil || len(a.AcceptLoss) != total-own {
+			t.Fatalf("dry run %v: %+v, %v", dry, a, err)
+		}
 	}
 	agree(t, "n1 serves all ranges", nodes[:1], ranges(total, 0))
 }
