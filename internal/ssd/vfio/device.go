@@ -32,7 +32,10 @@
 //     ends with the error of the status, usually ssd.ErrMedia, or with ssd.ErrMedia if a reset ended it. So if a drive
 //     completes a command only when it is aborted, the request ends after about four times Timeout.
 //   - While the controller activates firmware no command is aborted, for as long as it says that this may take, and for
-//     at least 10 s (minActivation).
+//     at least Config.Activation. Meanwhile OpenQueue and Close wait, and so does an admin command that is under way.
+//     If the activation has not ended then, the controller is reset.
+//   - A controller that does not answer the command that reads a certain log page, the SMART log or that of an event,
+//     is reset for it three times in a row (maxSilent). After that it is not asked for that page any more.
 //   - If the controller cannot be reset, has vanished, or is being removed, the device loses its access to memory
 //     first (Revoke). Then all requests end with ssd.ErrGone, and so do later ones.
 package vfio
@@ -66,6 +69,8 @@ type Config struct {
 	// outstanding before the controller is reset, 0: 5 s. AdminTimeout bounds each admin command, 0: 10 s. See
 	// "Timeouts" above.
 	Timeout, AbortTimeout, AdminTimeout time.Duration
+	// Activation is how long an activation of firmware may take at least, whatever the controller says, 0: 10 s.
+	Activation time.Duration
 	// HealthEvery is how often the drive's SMART log is read, 0: 1 min.
 	HealthEvery time.Duration
 	// Event is called with each event of the drive, of the controller or of the keeper; may be nil. It must not block.
@@ -151,7 +156,7 @@ func Open(cfg Config, fn pcie.Function) (*Device, error) {
 	if cfg.HealthEvery == 0 {
 		cfg.HealthEvery = defaultHealthEvery
 	}
-	if cfg.HealthEvery < 0 || cfg.Timeout < 0 || cfg.AbortTimeout < 0 || cfg.AdminTimeout < 0 {
+	if min(cfg.HealthEvery, cfg.Timeout, cfg.AbortTimeout, cfg.AdminTimeout, cfg.Activation) < 0 {
 		return nil, errors.Join(fmt.Errorf("%w: a timeout is negative", ErrConfig), fn.Close())
 	}
 	d := &Device{cfg: cfg, fn: fn, keeper: make(chan struct{})}
@@ -182,7 +187,8 @@ func (d *Device) NSID() uint32 { return d.nsid }
 
 func (d *Device) open() error {
 	var err error
-	if d.ctrl, err = pcie.NewController(pcie.Config{Function: d.fn, AdminTimeout: d.cfg.AdminTimeout}); err != nil {
+	if d.ctrl, err = pcie.NewController(pcie.Config{Function: d.fn, AdminTimeout: d.cfg.AdminTimeout,
+		Activation: d.cfg.Activation}); err != nil {
 		return err
 	}
 	if err = d.ctrl.Enable(); err != nil {
@@ -429,7 +435,8 @@ func (d *Device) do(f func()) {
 }
 
 // Close implements ssd.Device. It closes the queues, which waits until every request has ended (the keeper ends each,
-// see "Timeouts" above), shuts the controller down normally (CC.SHN), and returns the memory.
+// see "Timeouts" above), waits for the end of an activation of firmware, shuts the controller down normally (CC.SHN),
+// and returns the memory.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	queues := append([]*queue(nil), d.queues...)

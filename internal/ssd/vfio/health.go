@@ -18,23 +18,24 @@ const (
 	// listenEvery is the time from events to the next event requests, so that a controller that reports events all the
 	// time does not keep the keeper busy.
 	listenEvery = 100 * time.Millisecond
-	// maxSilent is for how many times in a row the SMART log may fail with another error than a status, for each of
-	// which the controller is reset. After that it is not read any more.
+	// maxSilent is for how many times in a row reading a log page may fail with another error than a status, for each
+	// of which the controller is reset. After that the page is not read any more.
 	maxSilent = 3
-	// minActivation is how long an activation of firmware may take at least, whatever the controller says.
-	minActivation = 10 * time.Second
 )
 
 // attention is the state of the keeper for reports.
 type attention struct {
 	// healthAt is when the SMART log is read next, listenAt the earliest time of the next event requests.
 	healthAt, listenAt time.Time
-	// silent is for how many times in a row the SMART log has failed with another error than a status.
-	silent int
+	// silent is for how many times in a row reading a log page, by its LID, has failed with another error than a
+	// status.
+	silent [256]uint8
 	// activated is until when firmware may be activated; the zero time: it is not. Meanwhile no command is aborted, and
-	// attend sends none: the controller would not answer it in time. unheard are the events that wait for the end.
+	// attend sends none: the controller would not answer it in time.
 	activated time.Time
-	unheard   []nvme.AER
+	// unheard are events that wait for that end, or for the next call of attend. There are no more of them than there
+	// were event requests: new ones are sent only if there are none.
+	unheard []nvme.AER
 }
 
 // attend handles events, and reads the SMART log when it is time for that. paused: the controller does not process
@@ -64,6 +65,9 @@ func (d *Device) attend() (paused bool, err error) {
 		a.unheard[0], a.unheard[i] = a.unheard[i], a.unheard[0] // the log pages of the others cannot be read now
 	}
 	for len(a.unheard) > 0 && a.activated.IsZero() {
+		if time.Since(now) > d.lookEvery() { // a page takes long: commands are checked first
+			return false, nil
+		}
 		e := a.unheard[0]
 		a.unheard = a.unheard[1:]
 		if err := d.hear(e); err != nil {
@@ -92,7 +96,7 @@ func (d *Device) attendAt() time.Time {
 		return time.Time{}
 	case !a.activated.IsZero(): // also if there are events, for which attend has no use until the end
 		return now.Add(d.lookEvery())
-	case d.ctrl.Heard():
+	case d.ctrl.Heard(), len(a.unheard) > 0:
 		return now
 	}
 	at := a.healthAt
@@ -121,7 +125,7 @@ func (d *Device) hear(e nvme.AER) error {
 	d.happened(kind, e.String())
 	switch e {
 	case nvme.AERFirmwareActivation:
-		d.attention.activated = time.Now().Add(max(d.props.Activation, minActivation))
+		d.attention.activated = time.Now().Add(d.props.Activation)
 		return nil
 	case nvme.AERNamespaceChanged:
 		if err := d.clearEvent(e.LID()); err != nil {
@@ -144,37 +148,58 @@ func (d *Device) happened(kind ssd.HealthEvent, what string) {
 }
 
 // clearEvent reads a log page, and thereby clears its event. That the controller refuses the page is no error.
+//
+// Errors: those after which the controller has to be reset.
 func (d *Device) clearEvent(lid uint8) error {
-	_, err := d.ctrl.Log(lid)
+	_, err := d.readLog(lid)
 	var refused pcie.StatusError
-	if errors.As(err, &refused) {
+	if errors.As(err, &refused) || errors.Is(err, errSilent) {
 		return nil
 	}
 	return err
 }
+
+// errSilent: the controller has not answered for a log page maxSilent times, and is not asked any more.
+var errSilent = errors.New("the log page is not read any more")
+
+// readLog reads a log page.
+//
+// Errors: errSilent; those of pcie.Controller.Log.
+func (d *Device) readLog(lid uint8) ([]byte, error) {
+	silent := &d.attention.silent[lid]
+	if *silent >= maxSilent {
+		return nil, errSilent
+	}
+	b, err := d.ctrl.Log(lid)
+	var refused pcie.StatusError
+	if err != nil && !errors.As(err, &refused) {
+		*silent++
+		return nil, err
+	}
+	*silent = 0
+	return b, err
+}
+
+// activating reports whether the controller activates firmware.
+func (d *Device) activating() bool { return !d.attention.activated.IsZero() && !d.gone.Load() }
 
 // readHealth reads the SMART log. A drive that refuses it has no Health.
 //
 // Errors: those after which the controller has to be reset.
 func (d *Device) readHealth() error {
 	d.attention.healthAt = time.Now().Add(d.cfg.HealthEvery)
-	if d.attention.silent >= maxSilent {
-		return nil
-	}
-	b, err := d.ctrl.Log(nvme.LIDSMART)
+	b, err := d.readLog(nvme.LIDSMART)
 	var refused pcie.StatusError
 	switch {
 	case err == nil:
 		d.health.Store(&ssd.Health{At: time.Now(), SMART: nvme.SMARTLog(b), WarningKelvin: d.props.WarningKelvin,
 			CriticalKelvin: d.props.CriticalKelvin})
-	case errors.As(err, &refused):
+	case errors.As(err, &refused), errors.Is(err, errSilent):
 		d.health.Store(nil)
 	default:
 		d.health.Store(nil)
-		d.attention.silent++
 		return err
 	}
-	d.attention.silent = 0
 	return nil
 }
 
@@ -187,7 +212,7 @@ func (d *Device) firstHealth() error {
 	if !errors.Is(err, pcie.ErrTimeout) {
 		return err
 	}
-	d.attention.silent = maxSilent
+	d.attention.silent[nvme.LIDSMART] = maxSilent
 	d.happened(ssd.EventReset, err.Error())
 	if again := d.renew(); again != nil {
 		return fmt.Errorf("%w; its reset: %w", err, again)

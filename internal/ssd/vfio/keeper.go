@@ -37,7 +37,8 @@ func (d *Device) keep() {
 	<-ended
 }
 
-// step does the jobs and the checks, and returns whether the device is still open.
+// step does the checks and the jobs, and returns whether the device is still open. The checks are first, so that the
+// jobs wait if the controller has reported that it activates firmware.
 func (d *Device) step(removed <-chan struct{}) bool {
 	d.mu.Lock()
 	jobs, closed := d.jobs, d.closed
@@ -45,22 +46,25 @@ func (d *Device) step(removed <-chan struct{}) bool {
 	d.mu.Unlock()
 	select {
 	case <-removed:
-		if !closed {
-			d.giveUp(errors.New("it is being removed"))
-		}
+		d.giveUp(errors.New("it is being removed"))
 	default:
+	}
+	if !d.gone.Load() {
+		d.look()
+	}
+	if d.activating() {
+		d.mu.Lock()
+		d.jobs = append(jobs, d.jobs...)
+		d.mu.Unlock()
+		return true
 	}
 	for _, job := range jobs {
 		job()
 	}
 	if closed {
 		d.end()
-		return false
 	}
-	if !d.gone.Load() {
-		d.look()
-	}
-	return true
+	return !closed
 }
 
 // end shuts the controller down, and ends its access to memory.

@@ -20,6 +20,8 @@ type Config struct {
 	Function Function
 	// AdminTimeout bounds each admin command; 0: 10 s.
 	AdminTimeout time.Duration
+	// Activation is how long an activation of firmware may take at least, whatever the controller says; 0: 10 s.
+	Activation time.Duration
 	// PageBytes is the size of a memory page of the host; 0: that of the system.
 	PageBytes int
 }
@@ -43,7 +45,8 @@ type Properties struct {
 	// AtomicBlocks is the longest write that a power loss does not tear, in blocks; at least 1.
 	AtomicBlocks int
 	// Events is how many event requests may be outstanding, at least 1. Notices are those of AECNamespace and
-	// AECFirmware that it can report. Activation is how long it may pause to activate firmware; 0: it does not say.
+	// AECFirmware that it can report. Activation is how long it may pause to activate firmware:
+	// what it says, or Config.Activation if that is more.
 	Events     int
 	Notices    uint32
 	Activation time.Duration
@@ -90,6 +93,9 @@ type Controller struct {
 func NewController(cfg Config) (*Controller, error) {
 	if cfg.AdminTimeout == 0 {
 		cfg.AdminTimeout = 10 * time.Second
+	}
+	if cfg.Activation == 0 {
+		cfg.Activation = 10 * time.Second
 	}
 	if cfg.PageBytes == 0 {
 		cfg.PageBytes = unix.Getpagesize()
@@ -291,7 +297,9 @@ func (c *Controller) identify() error {
 	}
 	id := nvme.IdentifyController(c.data[:nvme.IdentifySize])
 	c.shadowing = id.OACS()&nvme.OACSDoorbellBuffer != 0
-	if c.props, err = MakeProperties(&id, c.cap); err != nil || !c.props.WriteZeroes && !c.props.DSM {
+	c.props, err = MakeProperties(&id, c.cap)
+	c.props.Activation = max(c.props.Activation, c.cfg.Activation)
+	if err != nil || !c.props.WriteZeroes && !c.props.DSM {
 		return err
 	}
 	err = c.Do(func(e *nvme.SQE) {
@@ -408,8 +416,9 @@ func (c *Controller) share(r *Ring) {
 	}
 }
 
-// Do carries out an admin command, which set fills in, and waits for it, at most AdminTimeout. It stores DW0 of the
-// completion in result, unless that is nil.
+// Do carries out an admin command, which set fills in, and waits for it, at most AdminTimeout. If the controller is
+// activating firmware then, Do waits for the end of that, for at most Properties.Activation, and for AdminTimeout from
+// there. It stores DW0 of the completion in result, unless that is nil.
 //
 // Errors: a StatusError; ErrGone, ErrTimeout and ErrInvalidResponse, after which the controller has to be reset.
 func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
@@ -419,7 +428,9 @@ func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 	e, want := c.admin.Next()
 	set(e)
 	c.admin.Submit()
-	for end := time.Now().Add(c.cfg.AdminTimeout); ; c.fn.Vector(0).Wait(end) {
+	end := time.Now().Add(c.cfg.AdminTimeout)
+	paused := end.Add(c.props.Activation)
+	for ; ; c.fn.Vector(0).Wait(end) {
 		for {
 			place, cqe, ok, err := c.admin.Reap()
 			switch {
@@ -445,7 +456,11 @@ func (c *Controller) Do(set func(e *nvme.SQE), result *uint32) error {
 		if c.fn.Load32(nvme.PropCSTS) == gone {
 			return ErrGone
 		}
-		if time.Now().After(end) {
+		switch now := time.Now(); {
+		case now.Before(end):
+		case c.Paused() && now.Before(paused):
+			end = now.Add(c.cfg.AdminTimeout)
+		default:
 			return fmt.Errorf("%w: admin command %#02x after %v", ErrTimeout, e.Opcode(), c.cfg.AdminTimeout)
 		}
 	}

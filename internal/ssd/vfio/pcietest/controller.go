@@ -54,27 +54,28 @@ type Controller struct {
 	kick          chan struct{}
 	ended         chan struct{}
 
-	mu        sync.Mutex
-	disk      []byte
-	regs      map[int]uint32
-	maps      []mapping
-	nextAt    uint64
-	queues    map[uint16]*queue
-	rung      map[uint16]bool // queues whose doorbell was written to
-	requests  []uint16        // CIDs of event requests
-	asked     int             // event requests since the beginning
-	events    []nvme.AER      // not reported yet
-	masked    map[uint8]bool  // log pages that must be read before their events are reported again
-	wanted    uint32          // the Asynchronous Event Configuration
-	smart     nvme.SMARTLog
-	logs      map[uint8]int // log pages read
-	shadowsAt [2]uint64
-	vanished  bool
-	revoked   bool
-	closed    bool
-	intercept func(q uint16, e *nvme.SQE) Answer
-	sqe       nvme.SQE // the command that is being carried out
-	cqe       nvme.CQE // its completion
+	mu         sync.Mutex
+	disk       []byte
+	regs       map[int]uint32
+	maps       []mapping
+	nextAt     uint64
+	queues     map[uint16]*queue
+	rung       map[uint16]bool // queues whose doorbell was written to
+	requests   []uint16        // CIDs of event requests
+	asked      int             // event requests since the beginning
+	events     []nvme.AER      // not reported yet
+	masked     map[uint8]bool  // log pages that must be read before their events are reported again
+	wanted     uint32          // the Asynchronous Event Configuration
+	smart      nvme.SMARTLog
+	logs       map[uint8]int // log pages read
+	shadowsAt  [2]uint64
+	vanished   bool
+	activating bool // no command is fetched
+	revoked    bool
+	closed     bool
+	intercept  func(q uint16, e *nvme.SQE) Answer
+	sqe        nvme.SQE // the command that is being carried out
+	cqe        nvme.CQE // its completion
 	// What the driver has done.
 	doorbells, masks int
 	interrupts       []int // by vector
@@ -267,7 +268,7 @@ func (c *Controller) configure(cc nvme.CC) {
 func (c *Controller) disable() {
 	c.resets++
 	c.queues, c.requests, c.shadowsAt = map[uint16]*queue{}, nil, [2]uint64{}
-	c.events, c.masked, c.wanted = nil, map[uint8]bool{}, 0
+	c.events, c.masked, c.wanted, c.activating = nil, map[uint8]bool{}, 0, false
 	c.regs[nvme.PropCSTS] = 0
 }
 
@@ -354,6 +355,9 @@ func (c *Controller) run() {
 			return
 		}
 		for id := range c.rung {
+			if c.activating {
+				break
+			}
 			delete(c.rung, id)
 			if id != 0 && c.cfg.Manual {
 				continue

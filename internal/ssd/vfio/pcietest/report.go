@@ -20,10 +20,24 @@ func (c *Controller) Tell(events ...nvme.AER) {
 	}
 }
 
+// Activate has the controller activate firmware, or end that. It shows that, as with Pause, and fetches no command
+// meanwhile. It reports no event of its own accord.
+func (c *Controller) Activate(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.activating = on
+	c.pause(on)
+	c.wake()
+}
+
 // Pause has the controller show that it activates firmware, or no longer.
 func (c *Controller) Pause(on bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.pause(on)
+}
+
+func (c *Controller) pause(on bool) {
 	c.regs[nvme.PropCSTS] &^= uint32(nvme.CSTSPP)
 	if on {
 		c.regs[nvme.PropCSTS] |= uint32(nvme.CSTSPP)
@@ -33,8 +47,8 @@ func (c *Controller) Pause(on bool) {
 // Reports is what the driver has done for events.
 type Reports struct {
 	// Requests are the event requests that the controller has, of all that it was Asked, and Waiting the events that it
-	// has not reported.
-	Requests, Asked, Waiting int
+	// has not reported. Unfetched are the admin commands that it has not fetched.
+	Requests, Asked, Waiting, Unfetched int
 	// Wanted is the Asynchronous Event Configuration.
 	Wanted uint32
 	// Logs are how often log pages were read.
@@ -45,7 +59,11 @@ type Reports struct {
 func (c *Controller) Reports() Reports {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := Reports{len(c.requests), c.asked, len(c.events), c.wanted, map[uint8]int{}}
+	r := Reports{Requests: len(c.requests), Asked: c.asked, Waiting: len(c.events), Wanted: c.wanted,
+		Logs: map[uint8]int{}}
+	if q := c.queues[0]; q != nil {
+		r.Unfetched = int((q.tail - q.head + q.entries) % q.entries)
+	}
 	for lid, n := range c.logs {
 		r.Logs[lid] = n
 	}
