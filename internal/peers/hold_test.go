@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"jbofd/internal/cluster"
+	"jbofd/internal/cluster/view"
 	"jbofd/internal/nvme"
 	"jbofd/internal/peers"
 )
@@ -158,6 +159,48 @@ func TestASlowDriveLeavesRoomForOthers(t *testing.T) {
 			if c := r.sink.await(t, 1)[0]; c.Lost {
 				t.Error("lost on the next connection")
 			}
+		}
+	})
+}
+
+// TestAShareOfAQueueEndsWithTheConnection: what the drives had when the connection ended does not count for their
+// shares in the next one. One of them has as many commands as leave a quarter of the queue, and that is for the other.
+func TestAShareOfAQueueEndsWithTheConnection(t *testing.T) {
+	overEach(t, func(t *testing.T, w *world) {
+		const depth = 16
+		for _, opcode := range []uint8{nvme.CmdKVShip, nvme.CmdKVFetch} {
+			b := w.box(t, "b", 2)
+			r := w.rig(t, func(c *peers.Config) {
+				c.Timeout, c.KATO, c.QueueDepth = time.Hour, time.Hour, depth
+			}, b)
+			r.see(b)
+			r.awaitConnected(t, "b")
+			fill := func(to view.PartitionID, n, all int) {
+				t.Helper()
+				for i := range n {
+					r.send(r.message(opcode, to, uint64(i), 4096))
+				}
+				eventually(t, "the drive has its share", func() bool { return b.board.keeping() == all })
+			}
+			b.board.keeps(everything)
+			fill(1, depth/4, depth/4)
+			fill(0, depth/2, depth*3/4)
+			b.cut()
+			r.sink.await(t, depth*3/4)
+			b.board.release()
+			r.awaitConnected(t, "b")
+			b.board.keeps(ofDrive(b, 0))
+			fill(0, depth*3/4, depth*3/4)
+			for i := range uint64(depth / 4) {
+				r.send(r.message(opcode, 1, i, 4096))
+			}
+			for _, c := range r.sink.await(t, depth/4) {
+				if c.Lost || !c.Status.OK() {
+					t.Errorf("command %d: lost %t, %v", c.Tag, c.Lost, c.Status)
+				}
+			}
+			b.board.release()
+			r.sink.await(t, depth*3/4)
 		}
 	})
 }
