@@ -447,3 +447,9 @@ const PatienceNS = patienceNS
 
 // DropsLeft is how many Drops are on the list.
 func (s *Store) DropsLeft() int { return len(s.drops.list) }
+
+// HoldMerges lets no merge begin before a time, and none when the table has as many segments as it needs, or least.
+func (s *Store) HoldMerges(untilNS, least int64) { s.merge.retryNS, s.merge.least = untilNS, least }
+
+// Occupied is the number of segments that are not empty.
+func (s *Store) Occupied() int { return s.tbl.Occupied() }

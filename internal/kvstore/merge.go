@@ -17,7 +17,9 @@ import (
 //
 // A segment that is empty, and has no record, is taken off the table without a write: as long as none of the keys that
 // could belong to it is written to the other segment, it makes no difference; and when one is, that record says it.
-// But the record of the other one must not have such keys that a split has left there.
+// But the record of the other one must not have such keys that a split has left there. And there must be no increment
+// under way. It has the length that the table had when it began, and would lack that the segment has become empty since
+// the stream before.
 //
 // Lists, ranges and cursors go by positions, which do not depend on the length of the table.
 
@@ -147,7 +149,8 @@ func (s *Store) shrink() {
 	case m.stage == mergeBroken && last.waiting.N+into.waiting.N == 0 && s.needs() <= int64(s.tbl.Len()):
 		return // nobody waits for it: no writer of the two, and no split, which begins only without a merge
 	case m.made:
-	case last.entry == 0 && format.Segment(last.buf).Vacant() && !into.stale && !format.Segment(into.buf).Lossy():
+	case last.entry == 0 && format.Segment(last.buf).Vacant() && !into.stale && !format.Segment(into.buf).Lossy() &&
+		!s.writesIncrement():
 		s.mergeDone() // nothing has to be written
 		return
 	case !s.takeIn(last, into):
@@ -176,6 +179,9 @@ func (s *Store) beginMerge() bool {
 		s.ckpt.wanted = s.ckpt.wanted || s.ckpt.stage == ckptIdle
 		return false
 	}
+	if s.writesIncrement() {
+		return false // its end is followed by a turn
+	}
 	for ; s.updateShrinking(); m.emptied++ {
 		if m.emptied == maxEmptied {
 			s.wake(s.now + 1)
@@ -191,6 +197,11 @@ func (s *Store) beginMerge() bool {
 		s.cutTable(last)
 	}
 	return false
+}
+
+// writesIncrement reports that what has changed in the table is being copied to an increment.
+func (s *Store) writesIncrement() bool {
+	return s.ckpt.increment && s.ckpt.stage >= ckptNote && s.ckpt.stage <= ckptPage
 }
 
 // isActive reports whether the segment of that number is active.
