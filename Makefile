@@ -67,7 +67,7 @@ soak: ## the long runs of the random tests, with new seeds: three hours or more 
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000
 	test/fuzz.sh 1000000x '$(SOAK)'
 
-test-vm: build ## a Debian kernel in QEMU as the host
+test-vm: build ## Debian kernels in QEMU, as the host and as a JBOF of arm64
 	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm
 
 lint: ## gofmt, vet and the rules of the code

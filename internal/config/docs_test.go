@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -186,10 +187,11 @@ func TestEveryKeyHasAComment(t *testing.T) {
 func TestTheExampleConfigurationsAreValid(t *testing.T) {
 	files, err := filepath.Glob("../../configs/*.yaml")
 	clusters, err2 := filepath.Glob("../../deploy/cluster/*.yaml")
-	if err != nil || err2 != nil || len(files) < 3 || len(clusters) < 2 {
-		t.Fatalf("%d and %d examples, %v, %v", len(files), len(clusters), err, err2)
+	boxes, err3 := filepath.Glob("../../deploy/jbof/*.yaml")
+	if err != nil || err2 != nil || err3 != nil || len(files) < 3 || len(clusters) < 2 || len(boxes) < 2 {
+		t.Fatalf("%d, %d and %d examples, %v, %v, %v", len(files), len(clusters), len(boxes), err, err2, err3)
 	}
-	files = append(files, clusters...)
+	files = slices.Concat(files, clusters, boxes)
 	for _, f := range files {
 		data, err := os.ReadFile(f)
 		if err != nil {

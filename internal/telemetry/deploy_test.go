@@ -301,4 +301,11 @@ func TestTheUnitIsHardenedAndGivesTimeToDrain(t *testing.T) {
 			t.Errorf("deploy/jbofd.service lacks %s", want)
 		}
 	}
+	// The unit names all devices that the daemon may open, and a JBOF's those of VFIO.
+	box := readFile(t, "../../deploy/jbof/jbofd.conf")
+	for _, want := range []string{"DeviceAllow=/dev/vfio/vfio rw\n", "DeviceAllow=char-vfio rw\n"} {
+		if !strings.Contains(box, "\n"+want) {
+			t.Errorf("deploy/jbof/jbofd.conf lacks %s", want)
+		}
+	}
 }

@@ -1,4 +1,4 @@
-// Package vm boots a Debian kernel in QEMU and uses its NVMe/TCP and NVMe/RDMA hosts against a real jbofd: the host
+// Package vm boots Debian's kernels in QEMU. It uses the NVMe/TCP and NVMe/RDMA hosts against a real jbofd: the host
 // that most users have, with the tools they type (nvme-cli, fio, mkfs.ext4, fstrim), on a machine that needs neither
 // KVM nor root.
 //
@@ -17,12 +17,16 @@
 //
 // The daemon's metrics come out over slirp, its log over virtio-serial.
 //
+// An arm64 guest is a JBOF: jbofd, NVMe drives behind an IOMMU, and tests that depend on the architecture are in it;
+// the hosts are on this machine.
+//
 // Soft RoCE says nothing about speed. The tests check that data arrives in both directions and that nothing is left
 // behind.
 //
 // How it is put together:
 //   - needs.go says which tools are missing and which Debian package brings each.
-//   - kernel.go downloads and unpacks linux-image-amd64 (it is never installed) and resolves modules.
+//   - platform.go has the machines that QEMU emulates: a PC, and one of arm64 that is like a JBOF's.
+//   - debian.go downloads and unpacks their kernels (they are never installed); kernel.go resolves modules.
 //   - initramfs.go packs guestinit, busybox, the modules, the tools and their shared libraries into a cpio archive.
 //   - guest.go boots it and runs commands in it over a channel of JSON lines (package guestproto).
 //   - daemon.go starts, kills, freezes, reloads and stops jbofd; site.go does so on this machine or in the guest, so

@@ -31,7 +31,7 @@ const GuestAddress = "10.0.2.15"
 // BootOptions say what to boot.
 type BootOptions struct {
 	Kernel *Kernel
-	// Modules are loaded at start; hostModules when empty.
+	// Modules are loaded at start; hostModules when empty, which are PC's.
 	Modules []string
 	// Files are in the guest beside the tools that every guest has.
 	Files []File
@@ -43,7 +43,8 @@ type BootOptions struct {
 	CPUs int
 	// MemoryMiB is the guest's memory.
 	MemoryMiB int
-	// Machine are QEMU's options of its machine q35, as ",kernel-irqchip=split", and Devices arguments for devices.
+	// Machine are QEMU's options of the platform's machine, as ",kernel-irqchip=split", and Devices arguments for
+	// devices.
 	Machine string
 	Devices []string
 	// CommandLine is added to the kernel's.
@@ -105,8 +106,9 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 	if len(o.Modules) == 0 {
 		o.Modules = hostModules
 	}
+	p := o.Kernel.Platform
 	initBinary := filepath.Join(o.Dir, "guestinit")
-	if err := goBuild(initBinary, "./test/vm/guestinit"); err != nil {
+	if err := p.build(initBinary, "./test/vm/guestinit"); err != nil {
 		return nil, err
 	}
 	initramfs := filepath.Join(o.Dir, "initramfs.cpio")
@@ -124,23 +126,20 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	qemu, err := lookup("qemu-system-x86_64")
+	qemu, err := lookup(p.qemu)
 	if err != nil {
 		return nil, err
 	}
 	network := "user,id=net,ipv6=off"
-	for _, p := range o.Forward {
-		network += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-%s:%d", p, GuestAddress, p)
+	for _, port := range o.Forward {
+		network += fmt.Sprintf(",hostfwd=tcp:127.0.0.1:%d-%s:%[1]d", port, GuestAddress)
 	}
 	cmd := exec.Command(qemu,
-		// Software emulation everywhere, so that a run here and in CI is the same run.
-		"-accel", "tcg,thread=multi,tb-size=256",
-		"-machine", "q35"+o.Machine, "-cpu", "max,la57=off", // five-level page tables only slow the emulated walks
+		"-accel", "tcg,thread=multi,tb-size=256", "-machine", p.machine+o.Machine, "-cpu", p.cpu,
 		"-smp", fmt.Sprint(o.CPUs), "-m", fmt.Sprint(o.MemoryMiB),
 		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", o.Kernel.Vmlinux, "-initrd", initramfs,
-		"-append", "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 tsc=reliable "+
-			o.CommandLine,
+		"-append", p.commandLine+" quiet panic=-1 oops=panic mitigations=off nokaslr net.ifnames=0 "+o.CommandLine,
 		"-serial", "stdio",
 		"-device", "virtio-serial-pci",
 		"-chardev", "socket,id=agent,fd=3", "-device", "virtserialport,chardev=agent,name="+guestproto.PortName,
@@ -187,14 +186,14 @@ func Boot(o BootOptions) (_ *Guest, err error) {
 
 // goBuild builds a static binary from this module.
 func goBuild(to, pkg string, flags ...string) error {
-	return goCommand("CGO_ENABLED=0", append(append([]string{"build", "-o", to}, flags...), pkg)...)
+	return PC.build(to, pkg, flags...)
 }
 
-// goCommand runs go in this module.
-func goCommand(env string, args ...string) error {
+// goCommand runs go in this module, with more variables in the environment.
+func goCommand(env []string, args ...string) error {
 	cmd := exec.Command("go", args...)
 	cmd.Dir = filepath.Join(sourceDir(), "../..")
-	cmd.Env = append(os.Environ(), env)
+	cmd.Env = append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, out)
 	}

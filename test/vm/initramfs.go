@@ -9,7 +9,6 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -207,21 +206,11 @@ func WriteInitramfs(w io.Writer, o InitramfsOptions) error {
 	for _, dir := range []string{"/busybox", "/mnt", "/root", "/var/run"} {
 		a.add(entry{name: dir, mode: modeDir | 0o755})
 	}
-	files := slices.Clone(o.Files)
-	for _, n := range needs {
-		if !n.guest {
-			continue
-		}
-		from, err := lookup(n.program)
-		if err != nil {
-			return err
-		}
-		to := "/usr/sbin/" + n.program
-		if n.program == "busybox" {
-			to = "/bin/busybox"
-		}
-		files = append(files, File{From: from, To: to})
+	tools, err := guestTools(o.Kernel)
+	if err != nil {
+		return err
 	}
+	files := append(tools, o.Files...)
 	have := map[string]bool{}
 	for _, f := range files {
 		have[f.To] = true
@@ -249,4 +238,27 @@ func WriteInitramfs(w io.Writer, o InitramfsOptions) error {
 		}
 	}
 	return a.close()
+}
+
+// guestTools returns the programs that every guest of a kernel has.
+func guestTools(k *Kernel) (files []File, err error) {
+	const busybox = "/bin/busybox"
+	if !k.Platform.native {
+		return []File{{From: k.busybox, To: busybox}}, nil
+	}
+	for _, n := range needs {
+		if !n.guest {
+			continue
+		}
+		from, err := lookup(n.program)
+		if err != nil {
+			return nil, err
+		}
+		to := "/usr/sbin/" + n.program
+		if n.program == "busybox" {
+			to = busybox
+		}
+		files = append(files, File{From: from, To: to})
+	}
+	return files, nil
 }

@@ -8,23 +8,23 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// KernelPackage is the Debian package that depends on the newest kernel image.
-const KernelPackage = "linux-image-amd64"
-
 // Kernel is a Debian kernel, unpacked.
 type Kernel struct {
+	// Platform is what it is for.
+	Platform *Platform
 	// Version is the name of the folder in /lib/modules.
 	Version string
-	// Vmlinux is the uncompressed ELF image. QEMU enters it through its PVH note, which spares the guest the
-	// decompression: 2 s to PID 1 instead of 6.
+	// Vmlinux is the uncompressed image. For PC it is an ELF file, which QEMU enters through its PVH note. That spares
+	// the guest the decompression: 2 s to PID 1 instead of 6.
 	Vmlinux string
+	// busybox is the guest's, if it is not this machine's.
+	busybox string
 	// modules is the folder lib/modules/<Version>.
 	modules string
 	deps    map[string][]string // path below modules -> what must be loaded before, last first
@@ -47,10 +47,10 @@ func CacheDir() string {
 	return filepath.Join(sourceDir(), ".cache")
 }
 
-// PrepareKernel returns the kernel in the folder cache, downloading and unpacking it when the folder has none. Only
-// what the guest needs is written; nothing is installed on this machine. Two test processes may call it at the same
-// time.
-func PrepareKernel(cache string) (*Kernel, error) {
+// PrepareKernel returns a platform's kernel in the folder cache, downloading and unpacking it when the folder has none.
+// Only what the guest needs is written; nothing is installed on this machine. Two test processes may call it at the
+// same time.
+func PrepareKernel(cache string, p *Platform) (*Kernel, error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err
 	}
@@ -62,19 +62,19 @@ func PrepareKernel(cache string) (*Kernel, error) {
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock %s: %w", cache, err)
 	}
-	root := filepath.Join(cache, "kernel")
+	root := filepath.Join(cache, p.folder)
 	// The rename below is the last step, so a folder of this name is whole.
 	if _, err := os.Stat(root); errors.Is(err, os.ErrNotExist) {
-		if err := unpackKernel(cache, root); err != nil {
+		if err := unpackKernel(cache, root, p); err != nil {
 			return nil, fmt.Errorf("kernel for the guest: %w", err)
 		}
 	} else if err != nil {
 		return nil, err
 	}
-	return openKernel(root)
+	return openKernel(root, p)
 }
 
-func openKernel(root string) (*Kernel, error) {
+func openKernel(root string, p *Platform) (*Kernel, error) {
 	found, err := filepath.Glob(filepath.Join(root, "lib/modules/*/modules.dep"))
 	if err != nil {
 		return nil, err
@@ -82,7 +82,10 @@ func openKernel(root string) (*Kernel, error) {
 	if len(found) != 1 {
 		return nil, fmt.Errorf("%s holds %d kernels, want 1; remove the folder to download it again", root, len(found))
 	}
-	k := &Kernel{modules: filepath.Dir(found[0]), Vmlinux: filepath.Join(root, "vmlinux")}
+	k := &Kernel{Platform: p, modules: filepath.Dir(found[0]), Vmlinux: filepath.Join(root, "vmlinux")}
+	if !p.native {
+		k.busybox = filepath.Join(root, "bin/busybox")
+	}
 	k.Version = filepath.Base(k.modules)
 	b, err := os.ReadFile(found[0])
 	if err != nil {
@@ -92,36 +95,14 @@ func openKernel(root string) (*Kernel, error) {
 	return k, err
 }
 
-func unpackKernel(cache, root string) error {
+func unpackKernel(cache, root string, p *Platform) error {
 	tmp, err := os.MkdirTemp(cache, "unpack-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(tmp)
-	// apt drops its rights for the download and must be able to write there.
-	if err := os.Chmod(tmp, 0o777); err != nil {
-		return err
-	}
-	out, err := command(tmp, "apt-cache", "depends", KernelPackage)
-	if err != nil {
-		return fmt.Errorf("%w (when apt does not know the package: apt-get update)", err)
-	}
-	m := regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`).FindStringSubmatch(out)
-	if m == nil {
-		return fmt.Errorf("%s depends on no linux-image-… package: %s", KernelPackage, out)
-	}
-	if _, err := command(tmp, "apt-get", "download", m[1]); err != nil {
-		return fmt.Errorf("%w (when the package is gone from the mirror: apt-get update)", err)
-	}
-	debs, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil {
-		return err
-	}
-	if len(debs) != 1 {
-		return fmt.Errorf("apt-get download left %d packages, want 1", len(debs))
-	}
 	tree := filepath.Join(tmp, "tree")
-	if _, err := command(tmp, "dpkg-deb", "-x", debs[0], tree); err != nil {
+	if err := unpackPackages(tmp, tree, p); err != nil {
 		return err
 	}
 	images, err := filepath.Glob(filepath.Join(tree, "boot/vmlinuz-*"))
@@ -129,19 +110,20 @@ func unpackKernel(cache, root string) error {
 		return err
 	}
 	if len(images) != 1 {
-		return fmt.Errorf("%s holds %d kernel images, want 1", debs[0], len(images))
+		return fmt.Errorf("the package has %d kernel images, want 1", len(images))
 	}
 	version := strings.TrimPrefix(filepath.Base(images[0]), "vmlinuz-")
 	if _, err := command(tmp, "depmod", "-b", tree, version); err != nil {
 		return err
 	}
-	bz, err := os.ReadFile(images[0])
+	vmlinux, err := os.ReadFile(images[0])
 	if err != nil {
 		return err
 	}
-	vmlinux, err := extractVmlinux(bz)
-	if err != nil {
-		return fmt.Errorf("%s: %w", images[0], err)
+	if p.compressed {
+		if vmlinux, err = extractVmlinux(vmlinux); err != nil {
+			return fmt.Errorf("%s: %w", images[0], err)
+		}
 	}
 	if err := os.WriteFile(filepath.Join(tree, "vmlinux"), vmlinux, 0o644); err != nil {
 		return err

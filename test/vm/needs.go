@@ -29,6 +29,7 @@ const (
 // needs is everything outside of this repository and Go that the test uses.
 var needs = []need{
 	{program: "qemu-system-x86_64", apt: "qemu-system-x86"},
+	{program: "qemu-system-aarch64", apt: "qemu-system-arm"},
 	{program: "apt-get", apt: "apt"},
 	{program: "dpkg-deb", apt: "dpkg"},
 	{program: "depmod", apt: "kmod"},

@@ -24,25 +24,31 @@ import (
 // driver, which has the drives first.
 var vfioModules = []string{"vfio_pci", "vfio_iommu_type1", "nvme"}
 
-// emulatedDrives returns QEMU's arguments for an IOMMU, a monitor at a socket, and NVMe drives of so many bytes, with
-// options each. Drive i is device nvme<i>, at the address 0000:0<i + 1>:00.0.
-func emulatedDrives(t *testing.T, monitor string, bytes int64, options ...string) []string {
+// emulatedDrives returns QEMU's arguments for a platform's IOMMU, a monitor at a socket, and NVMe drives of so many
+// bytes, with options each. Drive i is device nvme<i>, at the address 0000:0<i + 1>:00.0.
+func emulatedDrives(t *testing.T, p *Platform, monitor string, bytes int64, options ...string) []string {
 	t.Helper()
-	args := []string{"-monitor", "unix:" + monitor + ",server=on,wait=off",
-		"-device", "intel-iommu,intremap=on,caching-mode=on"}
+	args := append([]string{"-monitor", "unix:" + monitor + ",server=on,wait=off"}, p.iommu...)
 	for i, o := range options {
-		image := filepath.Join(t.TempDir(), "drive")
-		if err := os.WriteFile(image, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(image, bytes); err != nil {
-			t.Fatal(err)
-		}
+		image := emptyImage(t, bytes)
 		args = append(args, "-device", fmt.Sprintf("pcie-root-port,id=port%d,chassis=%[1]d,slot=%[1]d,bus=pcie.0", i),
 			"-drive", fmt.Sprintf("if=none,format=raw,discard=unmap,id=drive%d,file=%s", i, image),
 			"-device", fmt.Sprintf("nvme,id=nvme%d,serial=jbofd%[1]d,drive=drive%[1]d,bus=port%[1]d%s", i, o))
 	}
 	return args
+}
+
+// emptyImage makes a file of so many zeroes.
+func emptyImage(t *testing.T, bytes int64) string {
+	t.Helper()
+	image := filepath.Join(t.TempDir(), "drive")
+	if err := os.WriteFile(image, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(image, bytes); err != nil {
+		t.Fatal(err)
+	}
+	return image
 }
 
 // nvmeGuest is a guest with NVMe drives that jbofd drives itself.
@@ -144,7 +150,7 @@ func TestNVMe(t *testing.T) {
 		}
 	}
 	tests := filepath.Join(dir, "vfio.test")
-	if err := goCommand("CGO_ENABLED=0", "test", "-c", "-o", tests, "./internal/ssd/vfio"); err != nil {
+	if err := goCommand(PC.goEnvironment(), "test", "-c", "-o", tests, "./internal/ssd/vfio"); err != nil {
 		t.Fatal(err)
 	}
 	port, err := freePort()
@@ -158,7 +164,7 @@ func TestNVMe(t *testing.T) {
 		Forward: []int{port},
 		Files: []File{{From: tests, To: "/usr/bin/vfio.test"}, {From: filepath.Join(dir, "jbofd"), To: guestJbofd},
 			{From: filepath.Join(dir, "jbofctl"), To: "/usr/sbin/jbofctl"}}}
-	options.Devices = append(emulatedDrives(t, g.monitor, 64<<20, "",
+	options.Devices = append(emulatedDrives(t, PC, g.monitor, 64<<20, "",
 		",logical_block_size=4096,physical_block_size=4096"), volatileArgs(2, socket)...)
 	g.Guest = bootWith(t, Boot, options)
 	t.Run("taking drives from the kernel", func(t *testing.T) { g.in(t).bind() })
@@ -189,7 +195,7 @@ func TestNVMe(t *testing.T) {
 	}
 	t.Run("a power cut", func(t *testing.T) {
 		g.in(t).powerCut(volatile, func() *nvmeGuest {
-			options.Devices = append(emulatedDrives(t, g.monitor, 0), volatileArgs(0, socket)...)
+			options.Devices = append(emulatedDrives(t, PC, g.monitor, 0), volatileArgs(0, socket)...)
 			next := g.in(t)
 			next.Guest = bootWith(t, Boot, options)
 			return next

@@ -124,12 +124,12 @@ func BootRDMA(o BootOptions) (*Guest, error) {
 
 // buildRDMA builds a program of this module with RDMA support.
 func buildRDMA(to, pkg string) error {
-	return goCommand("CGO_ENABLED=1", "build", "-tags", "rdma invariants", "-o", to, pkg)
+	return goCommand([]string{"CGO_ENABLED=1"}, "build", "-tags", "rdma invariants", "-o", to, pkg)
 }
 
 // buildRDMATest builds the tests of a package with RDMA support.
 func buildRDMATest(to, pkg string) error {
-	return goCommand("CGO_ENABLED=1", "test", "-c", "-tags", "rdma invariants", "-o", to, pkg)
+	return goCommand([]string{"CGO_ENABLED=1"}, "test", "-c", "-tags", "rdma invariants", "-o", to, pkg)
 }
 
 // rdmaObjects counts the objects on the guest's RDMA devices, without those of the kernel itself.

@@ -19,16 +19,26 @@ func boot(t *testing.T, commandLine string, modules ...string) *Guest {
 		CommandLine: commandLine, MemoryMiB: 1024})
 }
 
-// bootWith boots a guest that lasts as long as the test, with the options given and those that all guests share.
-func bootWith(t *testing.T, boot func(BootOptions) (*Guest, error), o BootOptions) *Guest {
+// prepare returns the kernel of a platform.
+func prepare(t *testing.T, p *Platform) *Kernel {
 	t.Helper()
 	begin := time.Now()
-	k, err := PrepareKernel(CacheDir())
+	k, err := PrepareKernel(CacheDir(), p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("kernel %s ready in %v", k.Version, time.Since(begin).Round(time.Millisecond))
-	o.Kernel, o.Dir, o.CPUs, o.Timeout = k, t.TempDir(), 2, 3*time.Minute
+	return k
+}
+
+// bootWith boots a guest that lasts as long as the test, with the options given and those that all guests share.
+// Without a kernel it is that of a PC.
+func bootWith(t *testing.T, boot func(BootOptions) (*Guest, error), o BootOptions) *Guest {
+	t.Helper()
+	if o.Kernel == nil {
+		o.Kernel = prepare(t, PC)
+	}
+	o.Dir, o.CPUs, o.Timeout = t.TempDir(), 2, 3*time.Minute
 	g, err := boot(o)
 	if err != nil {
 		t.Fatal(err)
