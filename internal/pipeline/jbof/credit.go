@@ -99,3 +99,45 @@ func (p *Policy) fill(lane int) float64 {
 	}
 	return level
 }
+
+// pushIfEligible puts a tenant into the heap of a lane if it has an I/O there that may be dispatched.
+func (p *Policy) pushIfEligible(t tenant.ID, lane int) {
+	ten := &p.tenants[t]
+	q := &ten.queues[lane]
+	if q.pos >= 0 || q.n == 0 || ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.costs.WindowNS() {
+		return
+	}
+	exhausted := p.exhausted(ten)
+	p.hold(lane, q, exhausted)
+	if !exhausted {
+		p.push(lane, t)
+	}
+}
+
+// hold sets whether a queue is out of its heap because its tenant has used its credit.
+func (p *Policy) hold(lane int, q *queue, held bool) {
+	if q.held == held {
+		return
+	}
+	q.held = held
+	if held {
+		p.held[lane]++
+	} else {
+		p.held[lane]--
+	}
+}
+
+// exhausted reports whether the tenant has as much at the drive as its credit allows, while other tenants are active.
+// Hosts that do not know of credits send more than that. Without this bound, the I/Os of a tenant that the drive serves
+// slowly, because they are for one die, would fill the window and leave the other dies idle.
+func (p *Policy) exhausted(ten *tenantState) bool {
+	if ten.unitsAtDrive < int64(ten.creditUnits) || ten.unitsAtDrive == 0 {
+		return false
+	}
+	for lane := range ten.active {
+		if p.activeWeight[lane] > 0 && (!ten.active[lane] || p.activeWeight[lane] > ten.weight) {
+			return true
+		}
+	}
+	return false
+}

@@ -100,6 +100,8 @@ type queue struct {
 	first, last pipeline.Tag
 	n           int
 	pos         int32 // place in the lane's heap, -1 if not there
+	// held is set while the queue has I/Os and is not in the heap because its tenant has used its credit.
+	held bool
 }
 
 // tenantState is the state of a tenant.
@@ -145,8 +147,9 @@ type Policy struct {
 	maxCostNS [2]int64
 	seq       uint64
 	queued    int
-	// virtual is the virtual time of the tenant dispatched last, readVirtual that of the last read.
-	virtual, readVirtual int64
+	// virtual is the virtual time of the tenant dispatched last, readVirtual that of the last read. writeVirtual is
+	// that of the last writer, after its write.
+	virtual, readVirtual, writeVirtual int64
 	// activeWeight is the sum of the weights of the tenants active in each lane.
 	activeWeight [lanes]int64
 	// minWeight is the least weight of the tenants active in the last interval, 0 if there were none.
@@ -159,7 +162,11 @@ type Policy struct {
 	tickedNS int64
 	// probing is set while a probe runs. Probes begin and end with an interval.
 	probing bool
-	// full holds, for each lane, whether I/Os were left queued when Dispatch was last called, at fullNS.
+	// held is the number of tenants whose I/Os of a lane wait because their credit is used.
+	held [lanes]int
+	// full holds, for each lane, whether I/Os were left queued when Dispatch was last called, at fullNS. Writes that
+	// are held count, because the drive places them where it likes, so that they keep it busy. Reads that are held do
+	// not: they may be for one die, while others are idle.
 	full   [lanes]bool
 	fullNS int64
 	// wakeNS is when a stalled lane stops holding up the other one; 0 if none does.
@@ -275,31 +282,6 @@ func (p *Policy) slack(ten *tenantState) int64 {
 // maxCost returns the cost of the most expensive recent I/O.
 func (p *Policy) maxCost() int64 { return max(p.maxCostNS[0], p.maxCostNS[1]) }
 
-// pushIfEligible puts a tenant into the heap of a lane if it has an I/O there that may be dispatched.
-func (p *Policy) pushIfEligible(t tenant.ID, lane int) {
-	ten := &p.tenants[t]
-	q := &ten.queues[lane]
-	if q.pos < 0 && q.n > 0 && !p.exhausted(ten) && (ten.paused < pausedIOs ||
-		ten.pausedNS < pausedWindows*p.costs.WindowNS()) {
-		p.push(lane, t)
-	}
-}
-
-// exhausted reports whether the tenant has as much at the drive as its credit allows, while other tenants are active.
-// Hosts that do not know of credits send more than that. Without this bound, the I/Os of a tenant that the drive serves
-// slowly, because they are for one die, would fill the window and leave the other dies idle.
-func (p *Policy) exhausted(ten *tenantState) bool {
-	if ten.unitsAtDrive < int64(ten.creditUnits) || ten.unitsAtDrive == 0 {
-		return false
-	}
-	for lane := range ten.active {
-		if p.activeWeight[lane] > 0 && (!ten.active[lane] || p.activeWeight[lane] > ten.weight) {
-			return true
-		}
-	}
-	return false
-}
-
 // Cancel implements pipeline.Policy.
 func (p *Policy) Cancel(_ int64, tag pipeline.Tag) {
 	r := &p.ios[tag]
@@ -330,6 +312,9 @@ func (p *Policy) unlink(r *request) {
 	}
 	q.n--
 	p.queued--
+	if q.n == 0 {
+		p.hold(int(r.lane), q, false)
+	}
 }
 
 // Dispatch implements pipeline.Policy.
@@ -351,7 +336,8 @@ func (p *Policy) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 		}
 		dst = append(dst, p.dispatch(lane))
 	}
-	p.full, p.fullNS = [lanes]bool{len(p.heaps[readLane]) > 0, len(p.heaps[writeLane]) > 0}, now
+	p.full = [lanes]bool{len(p.heaps[readLane]) > 0, len(p.heaps[writeLane]) > 0 || p.held[writeLane] > 0}
+	p.fullNS = now
 	return dst
 }
 
@@ -385,6 +371,9 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 		counted *= p.costs.Tilt(lane, r.len)
 	}
 	ten.virtual += int64(float64(counted) * ten.pace)
+	if lane == writeLane {
+		p.writeVirtual = ten.virtual
+	}
 	ten.costNS += r.costNS
 	ten.average(r)
 	ten.inflight++
@@ -396,11 +385,13 @@ func (p *Policy) dispatch(lane int) pipeline.Tag {
 	other, full := lane^1, p.exhausted(ten)
 	if q.n == 0 || full {
 		p.remove(lane, 0)
+		p.hold(lane, q, q.n > 0)
 	} else {
 		p.down(lane, 0)
 	}
 	if pos := ten.queues[other].pos; pos >= 0 && full {
 		p.remove(other, int(pos))
+		p.hold(other, &ten.queues[other], true)
 	} else if pos >= 0 {
 		p.down(other, int(pos))
 	}
@@ -434,8 +425,10 @@ func (p *Policy) Pause(_ int64, tag pipeline.Tag) {
 	ten.unitsAtDrive -= r.unitsAtDrive()
 	if ten.paused >= pausedIOs && ten.pausedNS >= pausedWindows*p.costs.WindowNS() {
 		for lane := range ten.queues {
-			if pos := ten.queues[lane].pos; pos >= 0 {
-				p.remove(lane, int(pos))
+			q := &ten.queues[lane]
+			p.hold(lane, q, false)
+			if q.pos >= 0 {
+				p.remove(lane, int(q.pos))
 			}
 		}
 		return
@@ -512,6 +505,7 @@ func (p *Policy) tick(now int64) {
 			p.tenants[i].virtual = max(p.tenants[i].virtual-p.virtual, -p.slack(&p.tenants[i]))
 		}
 		p.readVirtual = max(p.readVirtual-p.virtual, -slackWindows*p.ahead())
+		p.writeVirtual -= p.virtual
 		p.virtual = 0
 		for lane := range p.heaps { // clamping made virtual times equal, so restore the order of the heaps
 			for i := len(p.heaps[lane])/2 - 1; i >= 0; i-- {

@@ -125,7 +125,7 @@ func TestBookkeepingUnderRandomEvents(t *testing.T) {
 			p.RemoveTenant(now, i)
 		}
 		if p.windows[0].inflight+p.windows[1].inflight != 0 || p.windows[0].inflightNS+p.windows[1].inflightNS != 0 ||
-			p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} ||
+			p.windows[0].taken+p.windows[1].taken != 0 || p.activeWeight != [lanes]int64{} || p.held != [lanes]int{} ||
 			len(p.heaps[0])+len(p.heaps[1]) != 0 {
 			t.Fatalf("left over: windows %+v, active weights %d, heaps %v", p.windows, p.activeWeight, p.heaps)
 		}
@@ -146,11 +146,22 @@ func (p *Policy) check(t *testing.T) {
 				t.Fatalf("lane %d: the heap is out of order at %d", lane, i)
 			}
 		}
+		held := 0
 		for i := range p.tenants {
 			ten := &p.tenants[i]
-			if q := &ten.queues[lane]; q.n > 0 && q.pos < 0 && ten.paused < pausedIOs && !p.exhausted(ten) {
+			q := &ten.queues[lane]
+			if q.held {
+				held++
+				if q.n == 0 || q.pos >= 0 {
+					t.Fatalf("lane %d: tenant %d is held with %d queued, at %d of the heap", lane, i, q.n, q.pos)
+				}
+			}
+			if q.n > 0 && q.pos < 0 && ten.paused < pausedIOs && !p.exhausted(ten) {
 				t.Fatalf("lane %d: tenant %d has %d queued and is not in the heap", lane, i, q.n)
 			}
+		}
+		if held != p.held[lane] {
+			t.Fatalf("lane %d: %d tenants are held, %d are counted", lane, held, p.held[lane])
 		}
 	}
 }

@@ -19,7 +19,24 @@ func (p *Policy) open(lane int, now int64) bool {
 	if w.inflight < minInflight || w.taken+o.taken < p.limit {
 		return true
 	}
-	return w.taken < p.limit && o.inflight > 0 && now >= p.stallsAt(lane^1)
+	return w.taken < p.limit && o.inflight > 0 &&
+		(now >= p.stallsAt(lane^1) || lane == readLane && p.readsCatchUp())
+}
+
+// readsCatchUp reports whether reads need not wait for the writes at the drive, because the reading tenant is so far
+// behind the writers that it may catch up. Hosts that take turns on a processor leave the drive to others while they
+// are off it. If writes filled the window in their turn, the drive still has some of them when the readers' turn comes,
+// and reads that wait for these writes lose much of their turn.
+func (p *Policy) readsCatchUp() bool {
+	r, w := p.first(readLane), p.first(writeLane)
+	if r == nil {
+		return false
+	}
+	writer := p.writeVirtual
+	if w != nil {
+		writer = w.virtual
+	}
+	return r.virtual < writer-p.ahead()
 }
 
 // choose returns the lane whose first tenant is dispatched next, or -1.
