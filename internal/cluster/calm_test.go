@@ -42,7 +42,7 @@ func TestAPartitionThatIsOutComesBackWhenItsDriveWasCalm(t *testing.T) {
 		n := New(Config{AwayNS: away})
 		n.lead = &lead{processes: map[Incarnation]*process{}, troubles: map[uuid.UUID]trouble{}}
 		if c.known {
-			n.lead.troubles[m.Partitions[0].ID] = trouble{1, 2}
+			n.lead.troubles[m.Partitions[0].ID] = trouble{firstNS: 1, lastNS: 2, process: inc}
 		}
 		for i, s := range c.steps {
 			n.now = began + s.afterNS
@@ -70,7 +70,7 @@ func TestTheTroubleOfAPartitionIsNotThatOfTheNextOneOfItsNumber(t *testing.T) {
 	m.Partitions[0].ID = uuid.UUID{77}
 	n.now = 5000
 	n.setPartitionsOut(m)
-	if got := n.lead.troubles; len(got) != 1 || got[uuid.UUID{77}] != (trouble{5000, 5000}) {
+	if got := n.lead.troubles; len(got) != 1 || got[uuid.UUID{77}] != (trouble{5000, 5000, 0, m.Admitted[0]}) {
 		t.Errorf("%v, want the trouble of the new partition, since now", got)
 	}
 	m.Partitions[0] = view.Partition{}

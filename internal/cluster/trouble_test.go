@@ -144,3 +144,47 @@ func TestADriveThatHasFailedKeepsItsRangesWithoutASpareNode(t *testing.T) {
 		w.settle(20 * lease)
 	}
 }
+
+// TestADriveThatFailsAsSoonAsItHasRangesGetsThemLessOften: it works while it has none, so that it looks calm. Each time
+// that it is out, it is so for longer, until there are too few others.
+func TestADriveThatFailsAsSoonAsItHasRangesGetsThemLessOften(t *testing.T) {
+	const away = 10 * lease
+	w, failing := troubledWorld(t, 4, away)
+	for n := range 5 {
+		for end := w.sim.Now() + 4*away; w.holdsAny(failing); {
+			if w.run(5 * ms); w.sim.Now() > end {
+				t.Fatalf("the drive fails for %d ms, and is not out for the time number %d", 4*away/ms, n+1)
+			}
+		}
+		failing.setFailing(false)
+		began := w.sim.Now()
+		for !w.holdsAny(failing) {
+			if w.run(5 * ms); w.sim.Now()-began > 20*lease {
+				t.Fatalf("after being out %d times the drive gets no ranges", n+1)
+			}
+		}
+		failing.setFailing(true)
+		took := w.sim.Now() - began
+		// The manager's clock may run at another rate than the world's.
+		if want := int64(lease) << n; took < want-want/50 || took > want+lease {
+			t.Fatalf("after being out %d times it is tried again after %d ms, want %d", n+1, took/ms, want/ms)
+		}
+	}
+	for w.holdsAny(failing) {
+		w.run(5 * ms)
+	}
+	failing.setFailing(false)
+	w.run(2 * lease)
+	for _, n := range w.nodes {
+		if n != failing && !n.n.Manages() {
+			n.proc.Stop()
+			break
+		}
+	}
+	began := w.sim.Now()
+	for !w.holdsAny(failing) {
+		if w.run(5 * ms); w.sim.Now()-began > away+5*lease {
+			t.Fatal("a node is lost for good, and the drive that works is not used in its place")
+		}
+	}
+}

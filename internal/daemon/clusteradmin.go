@@ -385,6 +385,11 @@ func (c *clusterMember) stats() telemetry.ClusterStats {
 			s.NodesUp++
 		}
 	}
+	for i := range v.Partitions {
+		if p := &v.Partitions[i]; p.Out && v.Nodes[p.Node].Name == c.self {
+			s.OutPartitions++
+		}
+	}
 	for _, chain := range v.Chains {
 		state, complete := rangeState(chain, v.Replicas)
 		s.Ranges[state]++

@@ -223,6 +223,7 @@ type Replicas struct {
 	changes                            []linkChange
 	cuts                               cuts
 	silence                            silence
+	failing                            failing
 	drops                              drops
 	yields                             yields
 	halted                             halted
@@ -533,6 +534,7 @@ func (g *Replicas) finish() {
 			failed := m.damaged
 			m.complete, m.damaged, changed = c, d, true
 			if d {
+				g.failing.failed(g.clockNS)
 				g.cfg.Log.Error("a replica has failed with its store", "partition", g.cfg.ID.String(), "range",
 					m.number)
 			} else if failed {
@@ -541,7 +543,8 @@ func (g *Replicas) finish() {
 			}
 		}
 	}
-	if changed {
+	if changed || g.failing.ended {
+		g.failing.ended = false
 		g.makeReport()
 	}
 	if n := int64(g.tables.Dirty()); n != g.dirty.Load() {

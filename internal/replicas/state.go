@@ -238,11 +238,6 @@ func (g *Replicas) makeReport() {
 	g.cfg.Changed()
 }
 
-// isFailing reports whether the drive does not work: it is silent, or a write has failed and none has been done since.
-func (g *Replicas) isFailing() bool {
-	return g.silence.silent || slices.ContainsFunc(g.ranges, func(m *member) bool { return m != nil && m.r.Damaged() })
-}
-
 // localState is what the partition has of a range of which the newest view says that it is a member, e. It is Silent
 // until the active view has the same membership. A member that serves or is a last copy is Complete unless something
 // here says otherwise: see makeReport.

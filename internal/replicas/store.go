@@ -15,6 +15,7 @@ type storeRequest struct {
 	kind kind
 	tag  uint64
 	look uint32 // the one before it
+	atNS int64  // when the store was given it
 	node turn.Node[storeRequest]
 	next *storeRequest
 }
@@ -52,7 +53,7 @@ func (g *Replicas) store(m *member, q *kvstore.Request) *storeRequest {
 	s.Sound, s.AheadSeconds = q.Sound, q.AheadSeconds
 	s.KeyLen = uint8(copy(s.Key[:], q.Key))
 	s.kind = kindOf(q.Op)
-	s.look = g.silence.began(s.kind)
+	s.look, s.atNS = g.silence.began(s.kind), g.clockNS
 	g.atStore++
 	g.toStore.Add(&s.Request)
 	return s
@@ -67,6 +68,7 @@ func (g *Replicas) takeStored(s *storeRequest) {
 	switch {
 	case g.closed:
 	case s.m != nil:
+		g.failing.wrote(s)
 		g.touch(s.m).Stored(&p)
 	case s.of == knownLosses:
 		g.losses.Looked(&p)

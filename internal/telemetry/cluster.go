@@ -47,6 +47,8 @@ type ClusterStats struct {
 	SilentPartitions int
 	// FailingPartitions is how many of them have a drive that does not work: those, and those that fail writes.
 	FailingPartitions int
+	// OutPartitions is how many of them the cluster gives no ranges because their drive did not work.
+	OutPartitions int
 }
 
 // PeerKinds are the kinds of commands that replicas send to those of other nodes.
@@ -135,6 +137,8 @@ var (
 		"completes none. Ranges that other nodes serve go on without them.")
 	clusterFailing = gauge("jbof_cluster_failing_partitions", "Partitions of this node whose drive fails writes or is "+
 		"silent. After cluster.away others get their ranges, if there are enough others.")
+	clusterOut = gauge("jbof_cluster_out_partitions", "Partitions of this node that the cluster gives no ranges, "+
+		"because their drive did not work. They get some when it has worked for long enough.")
 	clusterLosses = gauge("jbof_cluster_known_losses", "Objects and segments that the stores of this node are known "+
 		"to have lost, and that were not repaired yet.")
 	clusterFound   = counter("jbof_cluster_found_losses_total", "Those that were found.")
@@ -149,7 +153,7 @@ func clusterMetrics() []metric {
 		clusterNodes,
 		clusterRanges, clusterUnder, clusterReplicas, clusterDirty, clusterLeft, clusterDroppedRanges,
 		clusterDroppedBytes, peerDuration, peerBytes, peerLost, clusterLosses, clusterFound, clusterRepairs,
-		clusterSilent, clusterFailing}
+		clusterSilent, clusterFailing, clusterOut}
 }
 
 func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v float64, labels ...string),
@@ -157,6 +161,7 @@ func collectCluster(s ClusterStats, peers *PeerSeries, put func(m metric, v floa
 	put(clusterDirty, float64(s.Dirty))
 	put(clusterSilent, float64(s.SilentPartitions))
 	put(clusterFailing, float64(s.FailingPartitions))
+	put(clusterOut, float64(s.OutPartitions))
 	put(clusterLeft, float64(s.LeftRanges))
 	put(clusterDroppedRanges, float64(s.DroppedRanges))
 	put(clusterDroppedBytes, float64(s.DroppedBytes))

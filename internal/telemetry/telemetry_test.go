@@ -74,7 +74,7 @@ func full() *Telemetry {
 		return ClusterStats{Epoch: 7, ActiveEpoch: 6, Manager: true, AuthoritySeconds: 0.4, ViewAgeSeconds: 60,
 			Nodes: 3, NodesUp: 2, Ranges: map[string]int{"full": 100, "filling": 28}, UnderReplicated: 28,
 			Roles: map[string]int{"chain_head": 40}, Dirty: 5, LeftRanges: 6, DroppedRanges: 7, DroppedBytes: 8,
-			KnownLosses: 9, FoundLosses: 10, SilentPartitions: 11, FailingPartitions: 12}
+			KnownLosses: 9, FoundLosses: 10, SilentPartitions: 11, FailingPartitions: 12, OutPartitions: 13}
 	}, func() error { return nil })
 	t.Peers().Observe(0, 1024, 300*time.Microsecond, false)
 	t.Peers().Observe(3, 0, 0, true)
