@@ -298,7 +298,7 @@ func (n *Node) reasons() []admin.Reason {
 func (n *Node) listSSDs() any {
 	l := admin.List[admin.SSD]{APIVersion: admin.Version, Items: []admin.SSD{}}
 	cfg := n.config()
-	for i, d := range n.ssds {
+	for i, d := range n.drives() {
 		a := admin.SSD{Name: d.name, Backend: cfg.SSDs[i].Backend, Path: cfg.SSDs[i].Path, Extents: []admin.Extent{}}
 		if d.err != nil {
 			a.Error = d.err.Error()
@@ -363,7 +363,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 	if nc.Type == "kv" {
 		i.BlockSizeBytes = 0
 	}
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.name == nc.SSD && d.err != nil {
 			i.Error = d.err.Error()
 		}
@@ -411,7 +411,7 @@ func (n *Node) DeleteNamespace(name string) error {
 		return err
 	}
 	defer n.endChange()
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.label == nil {
 			continue
 		}

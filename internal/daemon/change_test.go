@@ -25,7 +25,7 @@ func TestTheStatusSaysWhatAReloadWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.close()
-	uuid := n.ssds[0].label.Label().Extents[0].UUID.String()
+	uuid := n.drives()[0].label.Label().Extents[0].UUID.String()
 	w.configure(drives, nil)
 	if _, err := n.Reload("test", false); err != nil {
 		t.Fatal(err)
@@ -34,7 +34,7 @@ func TestTheStatusSaysWhatAReloadWaitsFor(t *testing.T) {
 	if c := running(); c != nil {
 		t.Errorf("nothing is under way, and the status says %v", c)
 	}
-	dev := n.ssds[0].dev.(*fault.Device)
+	dev := n.drives()[0].dev.(*fault.Device)
 	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.WriteZeroes}, Nth: 2, Hold: true})
 	deleted, reloaded := make(chan error, 1), make(chan error, 1)
 	go func() { deleted <- n.DeleteNamespace(uuid) }()

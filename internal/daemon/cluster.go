@@ -316,7 +316,7 @@ func (c *clusterMember) belong(id uuid.UUID) error {
 func (n *Node) replicated(f func(nc config.Namespace, id uuid.UUID, p *partition.Partition)) {
 	for _, sc := range n.config().Subsystems {
 		for _, nc := range sc.Namespaces {
-			for _, d := range n.ssds {
+			for _, d := range n.drives() {
 				if !nc.Replicated || d.name != nc.SSD || d.label == nil {
 					continue
 				}

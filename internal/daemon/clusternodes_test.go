@@ -235,7 +235,7 @@ func TestNodesAreCheckedAgainBeforeTheyChange(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if got := len(n.ssds[0].label.Label().Extents); got != 1 {
+	if got := len(n.drives()[0].label.Label().Extents); got != 1 {
 		t.Errorf("the drive has %d extents", got)
 	}
 	seen(1, 0)

@@ -90,7 +90,9 @@ type Node struct {
 	tel       *telemetry.Telemetry
 	damage    *turnLog // of key-value stores
 	pool      *bufpool.Pool
-	ssds      []*openSSD // in the configuration's order
+	// ssds are the drives, in the order of the configuration. The slice changes as a whole, with reload held.
+	ssds      atomic.Pointer[[]*openSSD]
+	hot       hotAdd
 	areas     swapAreas
 	left      leftOuts
 	service   *target.Service
@@ -197,8 +199,8 @@ func (n *Node) reloadOnSignal(ctx context.Context) {
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
 	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {},
-		endMetrics: func() {},
-		left:       leftOuts{stores: map[uuid.UUID]leftOut{}}}
+		endMetrics: func() {}, hot: hotAdd{now: make(chan struct{}, 1)},
+		left: leftOuts{stores: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -264,6 +266,7 @@ func start(opts Options) (_ *Node, err error) {
 	n.serve()
 	n.started.Store(true)
 	n.closing(n.endAdmin) // before everything that its requests use
+	n.closing(n.attendDrives())
 	n.reload.Lock()
 	n.setChange("the freeing of swap areas that are not configured any more")
 	n.freeAreas()
@@ -281,14 +284,12 @@ func start(opts Options) (_ *Node, err error) {
 
 func (n *Node) closing(f func()) { n.closers = append(n.closers, f) }
 
-func (n *Node) close() { n.closeFrom(0) }
-
-// closeFrom runs the closers from the k-th on, the last one first.
-func (n *Node) closeFrom(k int) {
-	for i := len(n.closers) - 1; i >= k; i-- {
+// close runs the closers, the last one first.
+func (n *Node) close() {
+	for i := len(n.closers) - 1; i >= 0; i-- {
 		n.closers[i]()
 	}
-	n.closers = n.closers[:k]
+	n.closers = nil
 }
 
 // bindMetrics starts the HTTP server for metrics and probes, which say that the node is starting.

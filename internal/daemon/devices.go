@@ -56,7 +56,7 @@ func (n *Node) openDevices() []*openedDevice {
 		opened[i] = make(chan *openedDevice)
 		go func() {
 			o := &openedDevice{}
-			if o.err = n.openDevice(o, sc); o.err != nil {
+			if o.err = n.openDevice(o, sc, mayFormat); o.err != nil {
 				o.close()
 			}
 			select {
@@ -79,15 +79,27 @@ func (n *Node) openDevices() []*openedDevice {
 		select {
 		case all[i] = <-opened[i]:
 		case <-time.After(time.Millisecond): // one that is open is at the channel
-			all[i] = &openedDevice{err: fmt.Errorf("it has not answered within %v while it was opened, and is not "+
-				"used before jbofd is restarted", openTimeout)}
+			all[i] = &openedDevice{err: fmt.Errorf("it has not answered within %v while it was opened", openTimeout)}
 		}
 	}
 	return all
 }
 
-// openDevice opens one device and its label.
-func (n *Node) openDevice(o *openedDevice, sc config.SSD) (err error) {
+// What openDevice may do with a blank drive.
+const (
+	mayFormat  = true
+	mustBeOurs = false
+)
+
+// openDevice opens one device and its label. With mayFormat it makes the file that the configuration asks for, and
+// labels a blank drive.
+func (n *Node) openDevice(o *openedDevice, sc config.SSD, format bool) (err error) {
+	sc.Create = sc.Create && format
+	if !format && sc.Backend == "file" {
+		if st, err := os.Stat(sc.Path); err == nil && st.Mode().IsRegular() {
+			sc.Size = 0
+		}
+	}
 	switch sc.Backend {
 	case "mem":
 		o.dev, err = mem.Open(mem.Config{Name: sc.Name, SizeBytes: int64(sc.Size)})
@@ -121,7 +133,7 @@ func (n *Node) openDevice(o *openedDevice, sc config.SSD) (err error) {
 	dev := o.dev
 	o.closing(func() { _ = dev.Close() })
 	store, err := label.Open(dev)
-	if errors.Is(err, label.ErrBlank) {
+	if errors.Is(err, label.ErrBlank) && format {
 		store, err = label.Format(dev, label.NewUUID(), false)
 		o.formatted = err == nil
 	}

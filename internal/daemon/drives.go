@@ -24,13 +24,17 @@ import (
 	"jbofd/internal/uuid"
 )
 
-// openSSD is one configured SSD. After a failed open only name and err are set.
+// openSSD is one configured SSD. After a failed open only name and err are set. It does not change once it is among
+// Node.drives.
 type openSSD struct {
-	name  string
-	err   error
-	dev   ssd.Device
-	label *label.Store
-	drive *drive.Drive
+	name string
+	err  error
+	// withdrawn: it is gone, and has no namespaces any more. What is below stays until another one takes its place.
+	withdrawn bool
+	opened    *openedDevice
+	dev       ssd.Device
+	label     *label.Store
+	drive     *drive.Drive
 	// health is what the drive says of itself, or false. It does no I/O.
 	health func() (ssd.Health, bool)
 	// backgroundWeight is that of its key-value stores' own work.
@@ -41,40 +45,63 @@ type openSSD struct {
 // the others go on. Only when none can, there is nothing to serve.
 func (n *Node) openDrives() error {
 	var failed []error
+	var all []*openSSD
+	n.closing(n.closeDrives)
 	for i, o := range n.openDevices() {
 		sc := n.cfg.SSDs[i]
-		d := &openSSD{name: sc.Name, backgroundWeight: sc.BackgroundWeight}
-		n.ssds = append(n.ssds, d)
-		if err := n.openDrive(d, sc, o); err != nil {
-			d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
+		d, err := n.openDrive(sc, o)
+		if err != nil {
+			d = n.leaveOutDrive(sc, err)
 			failed = append(failed, d.err)
-			n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
-				Healthy: func() error { return err }})
-			n.log.Error("drive left out", "ssd", sc.Name, "error", err)
 		}
+		all = append(all, d)
 	}
+	n.ssds.Store(&all)
 	if len(failed) > 0 && len(failed) == len(n.cfg.SSDs) {
 		return errors.Join(failed...)
 	}
 	return nil
 }
 
+// leaveOutDrive says that a drive is left out, and why.
+func (n *Node) leaveOutDrive(sc config.SSD, err error) *openSSD {
+	n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
+		Healthy: func() error { return err }})
+	n.log.Error("drive left out", "ssd", sc.Name, "error", err)
+	return &openSSD{name: sc.Name, err: fmt.Errorf("ssd %s: %w", sc.Name, err)}
+}
+
+// drives returns the drives, in the order of the configuration.
+func (n *Node) drives() []*openSSD {
+	if all := n.ssds.Load(); all != nil {
+		return *all
+	}
+	return nil
+}
+
+// closeDrives closes all drives, the last one first.
+func (n *Node) closeDrives() {
+	all := n.drives()
+	for i := len(all) - 1; i >= 0; i-- {
+		if all[i].opened != nil {
+			all[i].opened.close()
+		}
+	}
+}
+
 // openDrive makes a drive of what was opened. On error nothing of it stays open: an operator may want
 // to format it, as the error says, while the others serve.
-func (n *Node) openDrive(d *openSSD, sc config.SSD, opened *openedDevice) (err error) {
+func (n *Node) openDrive(sc config.SSD, opened *openedDevice) (_ *openSSD, err error) {
 	if opened.err != nil {
-		return opened.err
+		return nil, opened.err
 	}
-	first := len(n.closers)
-	n.closers = append(n.closers, opened.closers...)
 	defer func() {
 		if err != nil {
-			n.closeFrom(first)
-			d.dev = nil
+			opened.close()
 		}
 	}()
 	dev, store := opened.dev, opened.label
-	d.dev = dev
+	d := &openSSD{name: sc.Name, backgroundWeight: sc.BackgroundWeight, opened: opened, dev: dev, label: store}
 	if opened.formatted {
 		n.log.Info("blank drive labelled", "ssd", sc.Name, "drive", store.Label().DriveUUID.String())
 	}
@@ -84,22 +111,22 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD, opened *openedDevice) (err e
 	}
 	if sc.Fault != nil {
 		if d.dev, err = wrapFaults(d.dev, sc.Fault); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	policy, err := n.newPolicy(d.dev, sc)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	failures := newTurnLog(n.log, 1, n.tel.LogDropped)
-	n.closing(failures.close)
+	opened.closing(failures.close)
 	o, err := drive.New(drive.Config{Device: d.dev, Pool: n.pool, Depth: sc.QueueDepth, Policy: policy,
 		Failed: func(op pipeline.Op, err error) { failures.deviceFailed(sc.Name, op, err) }})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	n.closing(func() { _ = o.Close() })
-	d.label, d.drive = store, o
+	opened.closing(func() { _ = o.Close() })
+	d.drive = o
 	d.health = func() (ssd.Health, bool) { return ssd.HealthOf(dev) }
 	info := d.dev.Info()
 	n.log.Info("drive opened", "ssd", sc.Name, "backend", info.Backend, "engine", info.Engine, "path", info.Path,
@@ -117,7 +144,7 @@ func (n *Node) openDrive(d *openSSD, sc config.SSD, opened *openedDevice) (err e
 		Health:   d.health,
 		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
 	})
-	return nil
+	return d, nil
 }
 
 // fallbackReason returns why a device works in a slower way than was asked for; nil if it does not say so.
@@ -141,8 +168,8 @@ func fill(s *telemetry.SSDStats, o *drive.Stats) {
 // flushDrives flushes every drive, so that a clean stop keeps also the writes that no host has flushed.
 func (n *Node) flushDrives() {
 	var all sync.WaitGroup
-	for _, d := range n.ssds {
-		if d.drive == nil {
+	for _, d := range n.drives() {
+		if !d.serves() {
 			continue
 		}
 		all.Go(func() {
@@ -154,9 +181,12 @@ func (n *Node) flushDrives() {
 	all.Wait()
 }
 
+// serves reports whether the drive has namespaces.
+func (d *openSSD) serves() bool { return d.drive != nil && !d.withdrawn }
+
 func (n *Node) owners() []*drive.Drive {
-	all := make([]*drive.Drive, len(n.ssds))
-	for i, d := range n.ssds {
+	all := make([]*drive.Drive, len(n.drives()))
+	for i, d := range n.drives() {
 		all[i] = d.drive
 	}
 	return all
@@ -222,7 +252,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 					err))
 			}
 			if ns == nil {
-				continue // its drive was left out, or it waits for the cluster
+				continue // its drive is not served, or it waits for the cluster
 			}
 			if store != nil {
 				kv = append(kv, store)
@@ -339,11 +369,11 @@ func replaceLabel(d *openSSD, by *label.Label) error {
 }
 
 // namespace finds a namespace's extent, or plans a new or longer one, and the store on it if it is of keys and
-// values; nil if its drive was left out, or if it is a new partition of the cluster, whose seed is not known yet.
+// values; nil if its drive is not served, or if it is a new partition of the cluster, whose seed is not known yet.
 func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode applyMode) (*nvmeof.Namespace, *kvPlan,
 	error) {
 	number := -1
-	for i, d := range n.ssds {
+	for i, d := range n.drives() {
 		if d.name == nc.SSD {
 			number = i
 		}
@@ -351,8 +381,8 @@ func (n *Node) namespace(plan labelPlan, nqn string, nc config.Namespace, mode a
 	if number < 0 {
 		return nil, nil, fmt.Errorf("ssd %q is not configured", nc.SSD)
 	}
-	d := n.ssds[number]
-	if d.drive == nil {
+	d := n.drives()[number]
+	if !d.serves() {
 		return nil, nil, nil
 	}
 	if nc.Replicated && plan.of(d).label.FindNamespace(nqn, nc.NSID) < 0 {
@@ -454,7 +484,7 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace, lenient bool) (e 
 //
 // No two extents have the same UUID, by which hosts tell namespaces, and swap areas the keys of stores.
 func (n *Node) checkOthers(plan labelPlan, d *openSSD, e label.Extent, mode applyMode) error {
-	for _, other := range n.ssds {
+	for _, other := range n.drives() {
 		if other == d || other.label == nil {
 			continue
 		}

@@ -49,7 +49,7 @@ func (n *Node) storeOf(r *http.Request) (*publish.Store, error) {
 
 // noStore says why there is no store of a namespace.
 func (n *Node) noStore(u uuid.UUID) error {
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.label == nil {
 			continue
 		}

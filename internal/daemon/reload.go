@@ -53,6 +53,7 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 		return config.Changes{}, err
 	}
 	n.setLevel(cfg.Log.Level)
+	n.hot.again()
 	n.cfgMu.Lock()
 	n.cfg = cfg
 	n.cfgMu.Unlock()

@@ -47,8 +47,8 @@ func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 			if nc.Type != "kv" {
 				continue
 			}
-			for _, d := range n.ssds {
-				if d.name != nc.SSD || d.label == nil {
+			for _, d := range n.drives() {
+				if d.name != nc.SSD || !d.serves() {
 					continue
 				}
 				l := d.label.Label()

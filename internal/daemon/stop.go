@@ -102,7 +102,7 @@ func (n *Node) stop() {
 func (n *Node) leave(busy []string) {
 	var all sync.WaitGroup
 	all.Go(n.endMetrics)
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.drive != nil && !slices.Contains(busy, d.name) {
 			// Its writes are durable, or have no answer.
 			all.Go(func() { _ = errors.Join(d.drive.Close(), d.dev.Close()) })
@@ -118,7 +118,7 @@ func (n *Node) leave(busy []string) {
 
 // busyDrives returns the names of the drives that have requests.
 func (n *Node) busyDrives() (names []string) {
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.drive != nil && d.drive.Stats().Inflight.Load() > 0 {
 			names = append(names, d.name)
 		}

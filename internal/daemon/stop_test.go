@@ -115,7 +115,7 @@ func TestAStoreThatWasGivenUpIsOutOfTheWayBeforeItsExtentIsUsedAgain(t *testing.
 		t.Fatal(err)
 	}
 	defer n.close()
-	dev := n.ssds[0].dev.(*fault.Device)
+	dev := n.drives()[0].dev.(*fault.Device)
 	dev.SetRules(fault.Rule{Ops: []ssd.Op{ssd.Write}, Hold: true})
 	n.publisher.CloseAll(time.Millisecond)
 	if err := dev.AwaitHeld(t.Context(), 1); err != nil { // of the last checkpoint

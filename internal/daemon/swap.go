@@ -58,8 +58,8 @@ func (a *swapArea) component() string { return "kv_swap of ssd " + a.ssd.name }
 func (n *Node) openAreas() error {
 	plan := labelPlan{}
 	var found []*swapArea
-	for i, d := range n.ssds {
-		if d.drive == nil {
+	for i, d := range n.drives() {
+		if !d.serves() {
 			continue
 		}
 		want := int64(n.cfg.SSDs[i].KVSwap)
@@ -186,8 +186,8 @@ func (n *Node) addHint(err error, u uuid.UUID, replicated bool) error {
 		return err
 	}
 	var away []string
-	for _, d := range n.ssds {
-		if d.drive == nil {
+	for _, d := range n.drives() {
+		if !d.serves() {
 			away = append(away, "ssd "+d.name)
 		}
 	}
@@ -216,8 +216,8 @@ func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, 
 			}
 		}
 	}
-	for _, d := range n.ssds {
-		if d.drive == nil {
+	for _, d := range n.drives() {
+		if !d.serves() {
 			sure = false
 			continue
 		}
@@ -336,8 +336,8 @@ func (n *Node) DiscardSwap(name string) error {
 // closedStores returns the key-value namespaces that are not open although their drives are served.
 func (n *Node) closedStores() iter.Seq2[*openSSD, label.Extent] {
 	return func(yield func(*openSSD, label.Extent) bool) {
-		for _, d := range n.ssds {
-			if d.drive == nil {
+		for _, d := range n.drives() {
+			if !d.serves() {
 				continue
 			}
 			for _, e := range d.label.Label().Extents {

@@ -68,7 +68,7 @@ type sharing struct {
 // shared returns the sharing of every served drive, and the names of the tenants by number.
 func (n *Node) shared() (all []sharing, tenants map[tenant.ID]target.TenantInfo) {
 	before := n.service.Tenants()
-	for _, d := range n.ssds {
+	for _, d := range n.drives() {
 		if d.drive != nil {
 			s := sharing{ssd: d.name}
 			d.drive.Snapshot(&s.Snapshot)

@@ -4,8 +4,10 @@ package vm
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -58,6 +60,8 @@ type nvmeGuest struct {
 	monitor string
 	port    int
 	bench   string
+	// image is what the drive of ssd b is in.
+	image string
 }
 
 // run runs a shell command in the guest, and returns its output. It must succeed.
@@ -166,6 +170,11 @@ func TestNVMe(t *testing.T) {
 			{From: filepath.Join(dir, "jbofctl"), To: "/usr/sbin/jbofctl"}}}
 	options.Devices = append(emulatedDrives(t, PC, g.monitor, 64<<20, "",
 		",logical_block_size=4096,physical_block_size=4096"), volatileArgs(2, socket)...)
+	for _, o := range options.Devices {
+		if _, image, ok := strings.Cut(o, "id=drive1,file="); ok {
+			g.image = image
+		}
+	}
 	g.Guest = bootWith(t, Boot, options)
 	t.Run("taking drives from the kernel", func(t *testing.T) { g.in(t).bind() })
 	if t.Failed() {
@@ -186,7 +195,7 @@ func TestNVMe(t *testing.T) {
 	t.Run("a drive that is too slow", func(t *testing.T) { g.in(t).slow() })
 	t.Run("a daemon that is killed under load", func(t *testing.T) { g.in(t).killed() })
 	t.Run("what a drive says of itself", func(t *testing.T) { g.in(t).health() })
-	t.Run("a drive that is pulled under load", func(t *testing.T) { g.in(t).pulled() })
+	t.Run("a drive that is pulled under load and plugged in again", func(t *testing.T) { g.in(t).pulled() })
 	for _, p := range g.TakeProblems() {
 		t.Error(p)
 	}
@@ -328,9 +337,19 @@ func (g *nvmeGuest) health() {
 // goneLine is what the daemon says of a drive that is gone.
 var goneLine = regexp.MustCompile(`(?i)gone|removed`)
 
-// pulled pulls a drive under load: its commands are answered, and the other drive goes on.
+// pulled pulls a drive under load: its commands are answered, its namespace is withdrawn, and the other drive goes on.
+// Then the drive is plugged in again, and is taken into service.
 func (g *nvmeGuest) pulled() {
-	load := g.load("--nsid", "2", "--rw", "randwrite", "--iodepth", "16", "--runtime", "60")
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
+	defer cancel()
+	c, ns := g.connect(ctx, 2)
+	defer c.Close()
+	const kept = 24 << 20 // beyond what the load writes
+	_, err := ns.WriteAt(ctx, blockOf(7, 7), kept, 0)
+	if err = errors.Join(err, ns.Flush(ctx)); err != nil {
+		g.Fatal(err)
+	}
+	load := g.load("--nsid", "2", "--rw", "randwrite", "--iodepth", "16", "--size", "16m", "--runtime", "60")
 	if err := load.Start(); err != nil {
 		g.Fatal(err)
 	}
@@ -355,5 +374,33 @@ func (g *nvmeGuest) pulled() {
 	out, err := g.load("--nsid", "1", "--rw", "randread", "--iodepth", "8", "--runtime", "1").CombinedOutput()
 	if err != nil {
 		g.Errorf("the other drive: %v\n%s", err, out)
+	}
+	g.sees(ctx, c, 2)
+	g.tell("drive_add 0 if=none,format=raw,discard=unmap,id=again,file="+g.image,
+		"device_add nvme,id=again,serial=jbofd1,drive=again,bus=port1,logical_block_size=4096,physical_block_size=4096")
+	g.run("for i in $(seq 100); do test -e /sys/bus/pci/devices/0000:02:00.0/driver && break; sleep 0.2; done; " +
+		"jbofctl ssd bind 0000:02:00.0")
+	g.sees(ctx, c, 3)
+	got := make([]byte, volatileBlock)
+	if _, err := ns.ReadAt(ctx, got, kept); err != nil || !bytes.Equal(got, blockOf(7, 7)) {
+		g.Errorf("what was on the drive is not there: %v", err)
+	}
+	if out, err := g.load("--nsid", "2", "--rw", "randwrite", "--bs", "16k", "--iodepth", "8", "--size", "8m",
+		"--verify", "crc32c").CombinedOutput(); err != nil {
+		g.Errorf("after the drive is back: %v\n%s\n%s", err, out, g.run("tail -30 /tmp/log"))
+	}
+}
+
+// sees waits until a host sees so many namespaces.
+func (g *nvmeGuest) sees(ctx context.Context, c *client.Controller, namespaces int) {
+	g.Helper()
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		ids, err := c.NamespaceIDs(ctx)
+		if err == nil && len(ids) == namespaces {
+			return
+		}
+		if time.Now().After(end) {
+			g.Fatalf("a host sees %v, want %d, %v\n%s", ids, namespaces, err, g.run("tail -30 /tmp/log"))
+		}
 	}
 }

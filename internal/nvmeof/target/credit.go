@@ -25,5 +25,5 @@ func (w *Windows) Credit(ssd, units int) nvme.Credit {
 // FirstCredit is the credit of a tenant's controller at an SSD when no I/O has
 // completed yet.
 func (s *Service) FirstCredit(t Tenant, ssd int) nvme.Credit {
-	return t.Windows.Credit(ssd, s.cfg.SSDs[ssd].Credit(t.Number))
+	return t.Windows.Credit(ssd, s.SSD(ssd).Credit(t.Number))
 }

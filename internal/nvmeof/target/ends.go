@@ -272,7 +272,7 @@ func (s *Service) revokeExtents(gone map[extent]*fence.Holder) {
 	for _, h := range gone {
 		h.Raise()
 	}
-	for i, d := range s.cfg.SSDs {
+	for i, d := range s.SSDs() {
 		if d != nil && slices.ContainsFunc(slices.Collect(maps.Keys(gone)), func(e extent) bool { return e.ssd == i }) {
 			d.AbortStale()
 		}

@@ -1,6 +1,7 @@
 package target
 
 import (
+	"jbofd/internal/drive"
 	"jbofd/internal/invariants"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/executor"
@@ -12,11 +13,13 @@ import (
 type executors struct {
 	byKind     [nvmeof.Kinds]executor.Executor
 	partitions *kv.Executor
+	blocks     *block.Executor
 }
 
 func newExecutors(cfg *Config) (e executors) {
 	e.partitions = kv.New(cfg.Env, cfg.Pool)
-	e.byKind[nvmeof.KindBlock] = block.New(cfg.SSDs)
+	e.blocks = block.New(cfg.SSDs)
+	e.byKind[nvmeof.KindBlock] = e.blocks
 	e.byKind[nvmeof.KindKV] = e.partitions
 	return e
 }
@@ -41,4 +44,27 @@ func (s *Service) AddPartition(p kv.Partition) (number int) { return s.executors
 func (s *Service) RemovePartition(number int) { s.executors.partitions.Remove(number) }
 
 // SSDName returns the name of a drive.
-func (s *Service) SSDName(i int) string { return s.cfg.SSDs[i].Device().Info().Name }
+func (s *Service) SSDName(i int) string { return s.SSD(i).Device().Info().Name }
+
+// ReplaceSSD puts a drive in place of the one of that number, which may be nil. The Apply before has taken away its
+// namespaces, and DrainDrive has waited for their commands; the next one may bring namespaces of the new drive. The old
+// drive gets no more requests, but those of shutdowns that have begun a flush: the caller must drain it again before it
+// closes it. One goroutine at a time calls it.
+func (s *Service) ReplaceSSD(number int, d *drive.Drive) {
+	s.tenants.mu.Lock()
+	for _, all := range []map[string]*tenantState{s.tenants.configured, s.tenants.alone} {
+		for _, t := range all {
+			d.SetTenant(t.Number, t.Settings)
+		}
+	}
+	s.executors.blocks.Replace(number, d)
+	s.tenants.mu.Unlock()
+	s.mu.Lock()
+	next := newFlusher(s, d)
+	if before := s.ends.flushers[number]; before != nil {
+		next.waiting, before.waiting = before.waiting, nil
+	}
+	s.ends.flushers[number] = next
+	s.mu.Unlock()
+	next.start()
+}

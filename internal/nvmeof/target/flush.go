@@ -36,15 +36,20 @@ type flush struct {
 var _ drive.Sink = (*flusher)(nil)
 
 func newFlushers(f *Service) []*flusher {
-	all := make([]*flusher, len(f.cfg.SSDs))
-	for i, d := range f.cfg.SSDs {
+	all := make([]*flusher, len(f.SSDs()))
+	for i, d := range f.SSDs() {
 		if d != nil {
-			all[i] = &flusher{f: f, drive: d}
-			all[i].io.Op = pipeline.Flush
-			all[i].io.Init(all[i], 0)
+			all[i] = newFlusher(f, d)
 		}
 	}
 	return all
+}
+
+func newFlusher(f *Service, d *drive.Drive) *flusher {
+	u := &flusher{f: f, drive: d}
+	u.io.Op = pipeline.Flush
+	u.io.Init(u, 0)
+	return u
 }
 
 // wantFlush lets the drives' next flushes serve an ActionFlush; start must follow. What waits for an earlier shutdown

@@ -82,7 +82,7 @@ type Events struct {
 // Config of a Service.
 type Config struct {
 	Target *nvmeof.Target
-	// SSDs are the drives by the number that namespaces name them with.
+	// SSDs are the drives by the number that namespaces name them with; nil: there is none, see ReplaceSSD.
 	SSDs []*drive.Drive
 	Pool *bufpool.Pool
 	// Env is where the service runs; nil: turn.Real.
@@ -141,10 +141,10 @@ func New(cfg Config) *Service {
 }
 
 // SSD returns the drive.
-func (s *Service) SSD(i int) *drive.Drive { return s.cfg.SSDs[i] }
+func (s *Service) SSD(i int) *drive.Drive { return s.SSDs()[i] }
 
-// SSDs returns the drives.
-func (s *Service) SSDs() []*drive.Drive { return s.cfg.SSDs }
+// SSDs returns the drives. The caller must not change the slice.
+func (s *Service) SSDs() []*drive.Drive { return s.executors.blocks.Drives() }
 
 // Pool returns the data buffers.
 func (s *Service) Pool() *bufpool.Pool { return s.cfg.Pool }
@@ -213,7 +213,10 @@ func (s *Service) unlockAndCarryOut(actions []nvmeof.Action) {
 			continue
 		case nvmeof.ActionFlush:
 			for _, n := range a.SSDs {
-				s.ends.flushers[n].start()
+				s.mu.Lock()
+				u := s.ends.flushers[n]
+				s.mu.Unlock()
+				u.start()
 			}
 			continue
 		case nvmeof.ActionConnected:
@@ -341,10 +344,11 @@ func (s *Service) RecordErrors(c *nvmeof.Controller, failed []nvmeof.Failed) {
 
 // health is the SMART log of a drive, or false if the drive says nothing.
 func (s *Service) health(i int) (nvme.SMARTLog, bool) {
-	if i >= len(s.cfg.SSDs) || s.cfg.SSDs[i] == nil {
+	all := s.SSDs()
+	if i >= len(all) || all[i] == nil {
 		return nvme.SMARTLog{}, false
 	}
-	h, ok := ssd.HealthOf(s.cfg.SSDs[i].Device())
+	h, ok := ssd.HealthOf(all[i].Device())
 	return h.SMART, ok
 }
 

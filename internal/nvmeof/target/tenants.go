@@ -98,7 +98,7 @@ func newTenants() tenants {
 
 // announceTenant tells every drive the tenant's settings.
 func (s *Service) announceTenant(t *tenantState) {
-	for _, o := range s.cfg.SSDs {
+	for _, o := range s.SSDs() {
 		if o != nil {
 			o.SetTenant(t.Number, t.Settings)
 		}
@@ -109,7 +109,7 @@ func (s *Service) announceTenant(t *tenantState) {
 // of the tenant forgets it later.
 func (s *Service) forgetOnDrives(n tenant.ID) bool {
 	all := true
-	for _, o := range s.cfg.SSDs {
+	for _, o := range s.SSDs() {
 		if o != nil && !o.RemoveTenant(n) {
 			all = false
 		}

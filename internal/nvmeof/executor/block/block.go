@@ -7,6 +7,8 @@ package block
 
 import (
 	"errors"
+	"slices"
+	"sync/atomic"
 
 	"jbofd/internal/drive"
 	"jbofd/internal/fence"
@@ -18,12 +20,31 @@ import (
 )
 
 // Executor executes commands on drives.
-type Executor struct{ drives []*drive.Drive }
+type Executor struct {
+	// drives are replaced as a whole. Their number does not change.
+	drives atomic.Pointer[[]*drive.Drive]
+}
 
 var _ executor.Executor = (*Executor)(nil)
 
 // New makes the executor of the drives, by the number that namespaces name them with.
-func New(drives []*drive.Drive) *Executor { return &Executor{drives: drives} }
+func New(drives []*drive.Drive) *Executor {
+	e := &Executor{}
+	e.drives.Store(&drives)
+	return e
+}
+
+// Drives returns the drives, by number; nil: there is none. The caller must not change the slice.
+func (e *Executor) Drives() []*drive.Drive { return *e.drives.Load() }
+
+// Replace puts a drive in place of the one of that number, to which no command may be under way. One goroutine at a
+// time calls it. A command that has begun, and is not submitted yet, goes to the new drive: its right to the extent
+// must have ended.
+func (e *Executor) Replace(number int, d *drive.Drive) {
+	all := slices.Clone(e.Drives())
+	all[number] = d
+	e.drives.Store(&all)
+}
 
 // ops are the names of pipeline.Op.
 var ops = func() []string {
@@ -60,7 +81,7 @@ func (e *Executor) NewContext(c *executor.Command) any {
 
 // Abort implements executor.Executor. It takes out a command that the pipeline has not admitted.
 func (e *Executor) Abort(c *executor.Command) bool {
-	return e.drives[c.Plan.Namespace.SSD].Abort(&c.Context.(*command).IO)
+	return e.Drives()[c.Plan.Namespace.SSD].Abort(&c.Context.(*command).IO)
 }
 
 // Admitted implements drive.Sink.
@@ -156,7 +177,7 @@ type batch struct {
 
 // NewBatch implements executor.Executor.
 func (e *Executor) NewBatch() executor.Batch {
-	n := len(e.drives)
+	n := len(e.Drives())
 	return &batch{e: e, begun: make([]drive.Batch, n), returned: make([]drive.Batch, n), touched: make([]int, 0, n)}
 }
 
@@ -211,8 +232,9 @@ func (b *batch) add(to []drive.Batch, x *command) {
 //
 // hot: 0 allocs
 func (b *batch) Submit() {
+	drives := b.e.Drives()
 	for _, n := range b.touched {
-		d := b.e.drives[n]
+		d := drives[n]
 		d.Fetched(&b.returned[n])
 		d.Submit(&b.begun[n])
 	}
