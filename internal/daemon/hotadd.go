@@ -25,8 +25,8 @@ import (
 //	                                   └──> withdrawn: its namespaces are     │ the UUID that it had
 //	                                        taken away, its stores closed ────┘
 //
-// Namespaces are taken away because a drive that has lost its power may have lost writes that no Flush has made durable.
-// A host must not go on as if it had them.
+// Namespaces are taken away because a drive that has lost its power may have lost writes that no Flush has made
+// durable. A host must not go on as if it had them.
 
 // hotAdd is what attendDrives knows.
 type hotAdd struct {
@@ -142,7 +142,8 @@ func (n *Node) attendDrive(i int, w *awaited, arrived chan<- arrival, opening *s
 	}
 }
 
-// isGone reports whether a drive fails what it is asked, because it is gone. A file that was deleted works all the same.
+// isGone reports whether a drive fails what it is asked, because it is gone. A file that was deleted works all the
+// same.
 func isGone(d *openSSD) bool {
 	flushed := make(chan error, 1)
 	go func() { flushed <- publish.Flush(d.drive) }()
@@ -164,7 +165,8 @@ func (w *awaited) longer() time.Duration {
 func (n *Node) present(i int) error {
 	sc := n.config().SSDs[i]
 	if sc.Backend == "nvme" {
-		if f, err := (pci.Bus{}).Find(sc.Address); errors.Is(err, pci.ErrAbsent) || err == nil && f.Driver != pci.Driver {
+		f, err := (pci.Bus{}).Find(sc.Address)
+		if errors.Is(err, pci.ErrAbsent) || err == nil && f.Driver != pci.Driver {
 			return os.ErrNotExist
 		}
 		return nil
