@@ -376,7 +376,8 @@ func (g *nvmeGuest) pulled() {
 		g.Errorf("the other drive: %v\n%s", err, out)
 	}
 	g.sees(ctx, c, 2)
-	g.tell("drive_add 0 if=none,format=raw,discard=unmap,id=again,file="+g.image,
+	// QEMU may still have the image locked for the drive that was pulled.
+	g.tell("drive_add 0 if=none,format=raw,discard=unmap,id=again,file.locking=off,file="+g.image,
 		"device_add nvme,id=again,serial=jbofd1,drive=again,bus=port1,logical_block_size=4096,physical_block_size=4096")
 	g.run("for i in $(seq 100); do test -e /sys/bus/pci/devices/0000:02:00.0/driver && break; sleep 0.2; done; " +
 		"jbofctl ssd bind 0000:02:00.0")
