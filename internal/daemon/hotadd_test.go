@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"jbofd/client"
 	"jbofd/internal/admin"
+	"jbofd/internal/drive"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
 	"jbofd/internal/ssd/file"
@@ -23,6 +25,9 @@ const hotSSD = "{name: ssd1, backend: file, path: DIR/ssd1.img, fault: {delay: 1
 
 var hotNamespaces = []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB}",
 	"{nsid: 3, ssd: ssd1, size: 64MiB, type: kv}"}
+
+// hotTenants has the host be a tenant with a weight.
+const hotTenants = "tenants: [{name: gold, hosts: [nqn.2026-11.example.jbofd:hot], weight: 7}]"
 
 var hotData = bytes.Repeat([]byte("hot data"), 512)
 
@@ -55,7 +60,7 @@ func newHotRig(t *testing.T, absent bool) *hotRig {
 	if absent {
 		w.rename("ssd1.img", "away")
 	}
-	w.configure([]string{memSSD, hotSSD}, hotNamespaces)
+	w.configure([]string{memSSD, hotSSD}, hotNamespaces, hotTenants)
 	cfg, err := w.load()
 	if err != nil {
 		t.Fatal(err)
@@ -142,6 +147,11 @@ func (r *hotRig) whole() {
 	if err := keys.Put(t.Context(), []byte("another key"), hotData); err != nil {
 		t.Error(err)
 	}
+	var shared drive.Snapshot
+	r.raw.drives()[1].drive.Snapshot(&shared)
+	if !slices.ContainsFunc(shared.Tenants, func(s drive.TenantSnapshot) bool { return s.Weight == 7 }) {
+		t.Errorf("the drive does not know the tenant: %+v", shared.Tenants)
+	}
 	if s, err := r.admin.Status(t.Context()); err != nil || !s.Ready {
 		t.Errorf("the node is not ready: %+v, %v", s, err)
 	}
@@ -196,7 +206,7 @@ func TestADriveThatVanishesComesBack(t *testing.T) {
 		if l, err := r.admin.SSDs(t.Context()); err != nil || l.Items[1].Error == "" {
 			t.Errorf("nothing says that the drive is gone: %+v, %v", l, err)
 		}
-		drive, err := os.ReadFile(r.w.path("ssd1.img"))
+		image, err := os.ReadFile(r.w.path("ssd1.img"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +217,7 @@ func TestADriveThatVanishesComesBack(t *testing.T) {
 			}, "another drive")
 			r.replace("blank", func(ssd.Device) error { return nil }, "blank")
 		}
-		if err := os.WriteFile(r.w.path("back"), drive, 0o600); err != nil {
+		if err := os.WriteFile(r.w.path("back"), image, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		r.w.rename("back", "ssd1.img")
@@ -258,7 +268,7 @@ func (r *hotRig) replace(name string, prepare func(ssd.Device) error, refusal st
 func TestADriveThatAppearsWithoutRoomIsNotUsed(t *testing.T) {
 	r := newHotRig(t, true)
 	w := r.w
-	w.configure([]string{memSSD, hotSSD}, append(hotNamespaces, "{nsid: 4, ssd: ssd1, size: 64MiB}"))
+	w.configure([]string{memSSD, hotSSD}, append(hotNamespaces, "{nsid: 4, ssd: ssd1, size: 64MiB}"), hotTenants)
 	if _, err := r.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +279,7 @@ func TestADriveThatAppearsWithoutRoomIsNotUsed(t *testing.T) {
 		}
 		return nil
 	})
-	w.configure([]string{memSSD, hotSSD}, append(hotNamespaces, "{nsid: 5, ssd: ssd0, size: 4MiB}"))
+	w.configure([]string{memSSD, hotSSD}, append(hotNamespaces, "{nsid: 5, ssd: ssd0, size: 4MiB}"), hotTenants)
 	if _, err := r.admin.Reload(t.Context()); err != nil {
 		t.Fatal(err)
 	}
