@@ -64,12 +64,21 @@ func TestANodeIsAddedAndRemovedByReloads(t *testing.T) {
 		ns.stored(t, fmt.Sprint("key", i), fmt.Sprint("value", i))
 	}
 
+	// Started too early, the third one says who does not know it.
+	worlds[2].configureNode(hosts, 2, "demo", etcd.URL, onePartition)
+	nodes = append(nodes, worlds[2].mustStart())
+	eventually(t, "the third node is refused, and knows why", func() error {
+		a := nodes[2].cluster()
+		if want := fmt.Sprintf(`; the manager is %q; %[1]s refuses it: node "n3" is not one of the others in the `+
+			"configuration of %[1]s", a.Manager); !strings.Contains(a.Problem, want) {
+			return fmt.Errorf("want %s, have %s", want, a.Problem)
+		}
+		return nil
+	})
 	configure(3)
 	if got := reload(); !strings.Contains(got, "node of the cluster added") || !strings.Contains(got, "n3") {
 		t.Errorf("the changes are %s", got)
 	}
-	worlds[2].configureNode(hosts, 2, "demo", etcd.URL, onePartition)
-	nodes = append(nodes, worlds[2].mustStart())
 	agree(t, "the third node has its share", nodes, complete(3))
 	keysOf(nodes).read(t, "key7", "value7", 2)
 

@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -36,10 +37,10 @@ func (c *clusterMember) ready() error {
 			"does not have: add it, and jbofctl reload", s.Manager)
 	}
 	if s.Active == nil {
-		return c.waiting(s, time.Duration(member.Now()-m.LastSign()))
+		return withRefusals(c.waiting(s, time.Duration(member.Now()-m.LastSign())), m.Refusals())
 	}
-	return fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot prove that it "+
-		"is the only one", s.Manager)
+	return withRefusals(fmt.Errorf("the node may not serve its ranges: the manager, %q, does not answer, or cannot "+
+		"prove that it is the only one", s.Manager), m.Refusals())
 }
 
 // knows reports whether a manager is one of the nodes of the configuration, or none. This node talks to no other ones.
@@ -52,6 +53,10 @@ func (c *clusterMember) knows(manager string) bool {
 // waiting says why no view admits the node, when the manager has given no sign for a time.
 func (c *clusterMember) waiting(s *member.State, silent time.Duration) error {
 	err := fmt.Errorf("the node waits for a view that admits it; the manager is %q", s.Manager)
+	if own := c.n.config().Self().Address; s.Manager == c.self && !s.Manages && s.ManagerAddress != own {
+		return fmt.Errorf("%w at %s: another node with the name of this one, which is at %s, or this one before it was "+
+			"restarted with another address", err, s.ManagerAddress, own)
+	}
 	if silent < silentLeases*time.Duration(c.cfg.Lease) || s.Newest == nil {
 		return err
 	}
@@ -64,6 +69,14 @@ func (c *clusterMember) waiting(s *member.State, silent time.Duration) error {
 	return fmt.Errorf("%w, of which nothing was heard for %v. The nodes that were up at last are %s: start one of "+
 		"them, or, if all of them are lost for good, jbofctl cluster lost %s", err, silent.Round(time.Second),
 		strings.Join(up, ", "), strings.Join(up, " "))
+}
+
+// withRefusals adds to an error which nodes refuse connections of this one, and why.
+func withRefusals(err error, all map[string]string) error {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		err = fmt.Errorf("%w; %s refuses it: %s", err, name, all[name])
+	}
+	return err
 }
 
 // explain adds to an error what an operator needs to end it.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +66,27 @@ func TestAManagerThatTheConfigurationLacksIsSaidSo(t *testing.T) {
 	for name, want := range map[string]bool{"": true, "n1": true, "n2": true, "n3": false} {
 		if got := c.knows(name); got != want {
 			t.Errorf("manager %q: %t", name, got)
+		}
+	}
+}
+
+// TestAManagerWithTheNameOfThisNodeIsAnotherOne, as long as it has another address: etcd says so only later.
+func TestAManagerWithTheNameOfThisNodeIsAnotherOne(t *testing.T) {
+	c := &clusterMember{self: "n1", cfg: &config.Cluster{Lease: time.Second}, n: &Node{cfg: &config.Config{
+		Node: config.Node{Name: "n1"}, Cluster: &config.Cluster{Nodes: []config.ClusterNode{{Name: "n1",
+			Address: "192.0.2.1:4430"}}}}}}
+	for _, s := range []struct {
+		member.State
+		says bool
+	}{
+		{member.State{Manager: "n1", ManagerAddress: "192.0.2.2:4430"}, true},
+		{member.State{Manager: "n1", ManagerAddress: "192.0.2.1:4430"}, false}, // its last process
+		{member.State{Manager: "n1", ManagerAddress: "192.0.2.2:4430", Manages: true}, false},
+		{member.State{Manager: "n2", ManagerAddress: "192.0.2.2:4430"}, false},
+	} {
+		err := c.waiting(&s.State, time.Hour)
+		if got := strings.Contains(err.Error(), "192.0.2.2:4430: another node with the name of this one"); got != s.says {
+			t.Errorf("%+v: %v", s.State, err)
 		}
 	}
 }

@@ -188,6 +188,22 @@ func (l *Link) setNodesLocked(nodes map[string]string) {
 	l.peers = peers
 }
 
+// Refusals returns why other nodes refuse connections of this one, as they have said at the last attempt, by their
+// names.
+func (l *Link) Refusals() map[string]string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := map[string]string{}
+	for _, p := range l.peers {
+		p.mu.Lock()
+		if p.refused != "" {
+			all[p.name] = p.refused
+		}
+		p.mu.Unlock()
+	}
+	return all
+}
+
 // Close ends all connections and waits until nothing is received any more. Idempotent.
 func (l *Link) Close() {
 	l.cancel()

@@ -13,12 +13,18 @@ func TestNodesComeAndGo(t *testing.T) {
 	a, b, c := two.start(t, "a"), two.start(t, "b"), three.start(t, "c")
 	arrives(t, a, n["b"], b, 1)
 	c.says(t, n["a"], "node \\\"c\\\" is not one of the others")
+	if got := c.Refusals(); len(got) != 1 || got["a"] != `node "c" is not one of the others in the configuration of a` {
+		t.Errorf("a refuses c: %q", got)
+	}
 	for _, e := range []*end{a, b} {
 		if err := e.SetNodes(three); err != nil {
 			t.Fatal(err)
 		}
 	}
 	arrives(t, c, n["a"], a, 2)
+	if got := c.Refusals(); len(got) > 0 {
+		t.Errorf("nobody refuses c any more: %q", got)
+	}
 	arrives(t, a, n["c"], c, 3)
 	arrives(t, a, n["b"], b, 4)
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,9 +25,11 @@ type peer struct {
 	cancel context.CancelFunc
 	// wake has a value if there may be messages.
 	wake chan struct{}
-	// mu guards waiting, the messages to be sent, oldest first. At most maxWaiting.
+	// mu guards waiting, the messages to be sent, oldest first, at most maxWaiting; and refused, why the node refuses
+	// connections of this one, as it has said at the last attempt, empty: it does not.
 	mu      sync.Mutex
 	waiting []*cluster.Message
+	refused string
 }
 
 func newPeer(l *Link, name, address string) *peer {
@@ -78,6 +81,7 @@ func (p *peer) run() {
 			var err error
 			if c, err = p.connect(); err != nil {
 				c = nil
+				p.setRefused(err)
 				p.l.say("a node of the cluster cannot be reached", p.address, err)
 				// Others that have lost the same node are not to come back at the same moment.
 				select {
@@ -90,6 +94,7 @@ func (p *peer) run() {
 				continue
 			}
 			backoff = minBackoff
+			p.setRefused(nil)
 			p.l.mu.Lock()
 			delete(p.l.said, p.address)
 			p.l.mu.Unlock()
@@ -107,6 +112,22 @@ func (p *peer) run() {
 		clear(batch)
 	}
 }
+
+// setRefused takes the result of an attempt to connect.
+func (p *peer) setRefused(err error) {
+	text := ""
+	if said, ok := errors.AsType[*refusal](err); ok {
+		text = strings.TrimPrefix(said.text, errRefused.Error()+": ")
+	}
+	p.mu.Lock()
+	p.refused = text
+	p.mu.Unlock()
+}
+
+// refusal is the answer of a node that does not take connections of this one.
+type refusal struct{ text string }
+
+func (r *refusal) Error() string { return "it says: " + r.text }
 
 // wakeAgain makes run look again, if there is something to send.
 func (p *peer) wakeAgain() {
@@ -182,7 +203,7 @@ func (p *peer) greet(o *outgoing) error {
 	case err != nil:
 		return err
 	case h.refused != "":
-		return fmt.Errorf("it says: %s", h.refused)
+		return &refusal{h.refused}
 	case h.cluster != l.cfg.Cluster || h.from != p.name:
 		return fmt.Errorf("%w: it is node %q of cluster %q, want %q of %q", errRefused, h.from, h.cluster, p.name,
 			l.cfg.Cluster)

@@ -41,9 +41,10 @@ type Config struct {
 type State struct {
 	// Newest is the newest view that the node has seen, Active the one that it acts on; nil: none.
 	Newest, Active *cluster.Map
-	// Manager is the name of the manager, empty if none is known. Manages: it is this node.
-	Manager string
-	Manages bool
+	// Manager is the name of the manager, empty if none is known, and ManagerAddress its address. Manages: it is this
+	// node.
+	Manager, ManagerAddress string
+	Manages                 bool
 	// Settings are the newest that the node has read, nil: none.
 	Settings *cluster.Settings
 	// Problem is that of cluster.Node.
@@ -160,6 +161,9 @@ func (m *Member) SetNodes(nodes map[string]string) error { return m.link.SetNode
 
 // CheckNodes returns the error that SetNodes would return.
 func (m *Member) CheckNodes(nodes map[string]string) error { return m.link.CheckNodes(nodes) }
+
+// Refusals is link.Link's.
+func (m *Member) Refusals() map[string]string { return m.link.Refusals() }
 
 // Close ends the membership: the authority first, then the goroutine, the connections, and the lock of the state
 // directory. Idempotent.
@@ -282,8 +286,9 @@ func (m *Member) carryOut(out *cluster.Actions) {
 func (m *Member) publish(out *cluster.Actions) {
 	last := m.state.Load()
 	s := &State{Newest: m.node.Newest(), Active: m.node.Active(), Manager: m.node.Manager().Name,
-		Manages: m.node.Manages(), Settings: m.node.Settings(), Problem: m.node.Problem()}
-	if s.Newest != last.Newest || s.Active != last.Active || s.Manager != last.Manager || s.Manages != last.Manages ||
+		ManagerAddress: m.node.Manager().Address, Manages: m.node.Manages(), Settings: m.node.Settings(), Problem: m.node.Problem()}
+	if s.Newest != last.Newest || s.Active != last.Active || s.Manager != last.Manager ||
+		s.ManagerAddress != last.ManagerAddress || s.Manages != last.Manages ||
 		s.Settings != last.Settings || out.Problem {
 		m.state.Store(s)
 	} else {
