@@ -1,6 +1,7 @@
 # The targets are the interface; `make help` lists them.
 GO       ?= go
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+COMMIT   ?= $(shell git rev-parse HEAD 2>/dev/null)
 TAGS     ?=
 # The server of etcd in jbofd, which adds 8 MB to its 20 MB: make build ETCD= leaves it out.
 ETCD     ?= etcd
@@ -21,7 +22,7 @@ help: ## list the targets
 
 build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 	@mkdir -p bin
-	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' -ldflags '-s -w -X main.version=$(VERSION)' -o bin/ \
+	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(COMMIT)' -o bin/ \
 	  $(addprefix ./cmd/,$(COMMANDS))
 
 # How many tests of a package that are marked as parallel run at once. Most of them wait for a timer or a daemon.

@@ -176,6 +176,8 @@ Exit status: 0 all well; 1 an I/O or a verification failed, or the target is out
 	fl.StringVar(&f.rateProcess, "rate_process", "linear", "intervals under a rate: linear or poisson")
 	fl.BoolVar(&f.cfg.NoRandomMap, "norandommap", false, "draw random offsets independently instead of visiting every "+
 		"place once a round")
+	fl.Bool("time_based", true, "as with fio; it is so anyway")
+	_ = fl.MarkHidden("time_based")
 	fl.BoolVar(&f.cfg.FUA, "fua", false, "Force Unit Access on writes")
 	fl.IntVar(&f.cfg.FlushEvery, "fsync", 0, "Flush after that many writes")
 	fl.StringVar(&f.verify, "verify", "", "crc32c: write blocks that can be checked, check what is read; keeps 4 "+

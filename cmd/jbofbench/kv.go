@@ -183,18 +183,24 @@ func newKVCommand(use, short string, phases ...string) *cobra.Command {
 	return c
 }
 
-// acceptYCSBFlags turns YCSB's own flags with one hyphen into ours.
+// acceptYCSBFlags turns YCSB's own flags with one hyphen into ours: -load and -t (transactions) are kv load and kv run.
 func acceptYCSBFlags(args []string) []string {
 	if len(args) == 0 || args[0] != "kv" {
 		return args
 	}
-	out := slices.Clone(args)
-	for i, a := range args {
+	out := []string{"kv"}
+	for _, a := range args[1:] {
 		switch a {
 		case "-threads":
-			out[i] = "--threads"
+			out = append(out, "--threads")
 		case "-target":
-			out[i] = "--rate"
+			out = append(out, "--rate")
+		case "-load":
+			out = slices.Insert(out, 1, "load")
+		case "-t":
+			out = slices.Insert(out, 1, "run")
+		default:
+			out = append(out, a)
 		}
 	}
 	return out
@@ -333,8 +339,7 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 		}
 		if slices.ContainsFunc(p.Messages, func(m string) bool { return strings.Contains(m, "KV Wrong View") }) &&
 			len(f.cluster) == 0 {
-			fmt.Fprintln(c.ErrOrStderr(), "jbofbench: the namespace is a partition of a cluster: --cluster is for it, "+
-				"in place of --target")
+			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: %v%s\n", ycsb.ErrPartition, inPlaceOfTarget)
 		}
 		if p.Interrupted {
 			fmt.Fprintf(c.ErrOrStderr(), "jbofbench: interrupted after %d operations\n", p.Operations)
@@ -346,6 +351,9 @@ func (f *kvFlags) report(c *cobra.Command, rep *ycsb.Report) (err error) {
 	}
 	return err
 }
+
+// inPlaceOfTarget follows ycsb.ErrPartition.
+const inPlaceOfTarget = ": --cluster is for it, in place of --target"
 
 // modes are the flags that say what is measured, each with those that mean something with it and not with all.
 var modes = []struct {
@@ -496,6 +504,9 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 		return nil, err
 	}
 	db, err := ycsb.NewWire(c.Context(), controller, f.nsid, f.exactlyOnce)
+	if errors.Is(err, ycsb.ErrPartition) {
+		err = fmt.Errorf("%w%s", err, inPlaceOfTarget)
+	}
 	if errors.Is(err, client.ErrUnsupported) {
 		err = fmt.Errorf("%w; if it holds blocks, jbofbench block --nsid %d is for it", err, f.nsid)
 	}

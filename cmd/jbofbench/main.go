@@ -40,6 +40,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%v; see %s --help", err, c.CommandPath())
+	})
 	root.AddCommand(blockCommand(), demoCommand(), demoClusterCommand(), discoverCommand(), kvCommand(), simCommand())
 	root.SetArgs(underscores(acceptYCSBFlags(args)))
 	root.SetOut(stdout)

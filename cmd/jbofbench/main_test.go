@@ -44,7 +44,7 @@ func TestBadFlagsExitWith2AndNameFlagValueAndAllowed(t *testing.T) {
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --hostid 7", []string{"--hostid", "7"}},
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --iodepth 5000", []string{"--iodepth", "5000", "1024"}},
 		{"block --target tcp://127.0.0.1:1 --nqn nqn.x --rw rd", []string{"--rw", "rd", "randread"}},
-		{"block --no-such-flag", []string{"no_such_flag"}},
+		{"block --no-such-flag", []string{"no_such_flag", "see jbofbench block --help"}},
 		{"sing", []string{"sing"}},
 	} {
 		status, _, stderr := command(t, strings.Fields(c.args)...)
@@ -83,7 +83,7 @@ func TestJSONIsAReport(t *testing.T) {
 
 func TestHyphensAndUnderscoresAreTheSame(t *testing.T) {
 	if status, _, stderr := command(t, "block", "--raw=mem:1m", "--raw-block=512", "--rw", "write", "--bs=512",
-		"--do-verify=false", "--verify", "crc32c", "-q"); status != 0 {
+		"--do-verify=false", "--verify", "crc32c", "--time-based", "-q"); status != 0 {
 		t.Errorf("exit status %d, %s", status, stderr)
 	}
 }

@@ -218,14 +218,14 @@ damaged or lost (kv check, repair, export, import); 130 interrupted.`,
 			leaf("list", "List the tenants at each drive, and what limits them", none, x.tenantList)),
 		noun("config", "The daemon's configuration", x.reloadCommand()),
 	)
-	usage := func(_ *cobra.Command, err error) error {
+	usage := func(c *cobra.Command, err error) error {
 		if strings.Contains(err.Error(), "time: ") {
 			return usagef("%v; must be a duration, such as 500ms, 30s or 2m", err)
 		}
 		if flag, _, isNumber := strings.Cut(err.Error(), ": strconv."); isNumber {
 			return usagef("%s; must be a whole number", flag)
 		}
-		return usagef("%v", err)
+		return usagef("%v; see %s --help", err, c.CommandPath())
 	}
 	root.SetFlagErrorFunc(usage)
 	return root

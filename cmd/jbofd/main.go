@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -24,8 +25,8 @@ import (
 	"jbofd/internal/daemon"
 )
 
-// version is set by the linker.
-var version = "dev"
+// version and revision, the commit, are set by the linker.
+var version, revision = "dev", ""
 
 func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
 
@@ -64,6 +65,9 @@ func command() *cobra.Command {
 		Short:   "Serve a box of SSDs as NVMe over Fabrics",
 		Version: version,
 		Args: func(_ *cobra.Command, args []string) error {
+			if path == "onfig" || strings.HasPrefix(path, "onfig=") { // -config is read as -c onfig
+				return usagef("-c%s has one dash; a configuration is given as --config FILE", path)
+			}
 			if len(args) > 0 {
 				return usagef("unknown command %q; a configuration is given as --config FILE; see jbofd --help",
 					args[0])
@@ -113,7 +117,9 @@ func command() *cobra.Command {
 	c.Flags().BoolVar(&printConfig, "print-effective-config", false, "print the configuration with all defaults "+
 		"and exit")
 	c.AddCommand(validateCommand(&path), etcdCommand())
-	c.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usagef("%w; see %s --help", err, c.CommandPath())
+	})
 	return c
 }
 
@@ -172,8 +178,12 @@ func run(cfg *config.Config, name string, load func() (*config.Config, error), h
 	return err
 }
 
-// commit is the revision that the binary was built from.
+// commit is the revision that the binary was built from. The go command notes none in a linked worktree of git, for
+// instance.
 func commit() string {
+	if revision != "" {
+		return revision
+	}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
 			if s.Key == "vcs.revision" {

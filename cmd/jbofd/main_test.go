@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"jbofd/internal/cluster/etcdserver"
 )
 
 func run1(t *testing.T, args ...string) (status int, stdout, stderr string) {
@@ -162,6 +164,43 @@ func TestAFileWithoutItsFlagIsAnsweredWithTheFlag(t *testing.T) {
 	if status, _, errs := run1(t, "x.yaml"); status != 2 || !strings.Contains(errs, `"x.yaml"`) ||
 		!strings.Contains(errs, "--config FILE") {
 		t.Errorf("status %d, %s", status, errs)
+	}
+}
+
+// TestOneDashIsAnsweredWithTwo, as in Go and etcd one is enough.
+func TestOneDashIsAnsweredWithTwo(t *testing.T) {
+	for _, args := range [][]string{{"-config", "x.yaml"}, {"-config=x.yaml"}, {"-demo"}} {
+		want := args[0] + " has one dash; a configuration is given as --config FILE"
+		if args[0] == "-demo" {
+			want = "in -demo; see jbofd --help"
+		}
+		if status, _, errs := run1(t, args...); status != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%q: status %d, %s", args, status, errs)
+		}
+	}
+}
+
+// TestValidateRemarksUponServersOfEtcdThatNoNodeRuns, and calls the file valid.
+func TestValidateRemarksUponServersOfEtcdThatNoNodeRuns(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	if err := os.WriteFile(file, []byte(valid+`subsystems: [{nqn: "nqn.2026-11.example:a", allow_any_host: true}]
+cluster:
+  name: demo
+  subsystem: nqn.2026-11.example:a
+  nodes: [{name: jbof0, address: "127.0.0.1:4430", target: "tcp://127.0.0.1:4420"}]
+  etcd: {embedded: {members: [{name: jbof0, client_url: "http://127.0.0.1:2379", peer_url: "http://127.0.0.1:2380"},
+    {name: n2, client_url: "http://h:1", peer_url: "http://h:2"},
+    {name: n3, client_url: "http://i:1", peer_url: "http://i:2"}]}}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs := run1(t, "validate", file)
+	if etcdserver.Built && (status != 0 || !strings.Contains(out, ": valid") || strings.Count(errs, "remark: ") != 2 ||
+		!strings.Contains(errs, `"n3" is none of cluster.nodes`)) {
+		t.Errorf("status %d, %s%s", status, out, errs)
+	}
+	if !etcdserver.Built && status != 1 {
+		t.Errorf("built without etcd: status %d, %s%s", status, out, errs)
 	}
 }
 

@@ -23,6 +23,16 @@ import (
 	"jbofd/internal/uuid"
 )
 
+// checkAdmin refuses to start if another daemon has the admin socket.
+func (n *Node) checkAdmin() error {
+	if path := n.cfg.Admin.Socket; path != "" {
+		if err := removeStale(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return n.cfg.FieldProblem("admin.socket", err)
+		}
+	}
+	return nil
+}
+
 // bindAdmin opens the admin socket and serves it. Until the node has started, only status requests are answered. The
 // socket's directory is created if it is missing, since /run is empty after a boot; its parents are not, since a path
 // that lacks them is probably misspelled.

@@ -213,7 +213,10 @@ func start(opts Options) (_ *Node, err error) {
 	n.tel = telemetry.New(telemetry.Options{Version: opts.Version, Commit: opts.Commit, Node: cfg.Node.Name,
 		MaxTenants: cfg.Metrics.MaxTenants})
 	// Addresses and the admin socket are bound before a drive is opened: a second daemon, or one with a wrong address,
-	// must fail before it labels a drive.
+	// must fail before it labels a drive. Of a second daemon with one configuration, that it is one is said first.
+	if err := n.checkAdmin(); err != nil {
+		return nil, err
+	}
 	if err := n.bindMetrics(); err != nil {
 		return nil, err
 	}

@@ -70,10 +70,12 @@ func refusal(r *slog.Record) (cause string) {
 	return cause
 }
 
-// slowLog returns a logger for what repeats as long as something is wrong: of each kind it passes on one line in
-// turnLogEvery.
+// slowLogEvery is the time in which slowLog passes on one line of each kind.
+const slowLogEvery = time.Minute
+
+// slowLog returns a logger for what the server of etcd says, which repeats as long as something is wrong or slow.
 func (n *Node) slowLog() *slog.Logger {
-	return slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: 1, Every: turnLogEvery,
+	return slog.New(telemetry.LimitHandler(n.log.Handler(), telemetry.LimitOptions{Lines: 1, Every: slowLogEvery,
 		Dropped: n.tel.LogDropped}))
 }
 

@@ -260,3 +260,26 @@ func TestOnlyASocketThatADaemonHasLeftBehindIsRemoved(t *testing.T) {
 		}
 	}
 }
+
+// TestASecondDaemonOfOneConfigurationIsToldThatItIsOne, not that one of its addresses is taken.
+func TestASecondDaemonOfOneConfigurationIsToldThatItIsOne(t *testing.T) {
+	w := newWorld(t)
+	w.configure([]string{"{name: ssd0, backend: mem, size: 64MiB}"}, nil)
+	n := w.mustStart()
+	cfg, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Metrics.Address = n.addrs.Metrics // the first one has chosen its port
+	second, err := start(Options{Config: cfg, Load: w.load, Stderr: &lines{}, Version: "test"})
+	if err == nil {
+		second.close()
+		t.Fatal("it starts")
+	}
+	if !strings.Contains(err.Error(), "admin.socket") || !strings.Contains(err.Error(), "another daemon answers there") {
+		t.Error(err)
+	}
+	if _, err := n.admin.Status(t.Context()); err != nil {
+		t.Errorf("the first one: %v", err)
+	}
+}

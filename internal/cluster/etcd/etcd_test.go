@@ -1,7 +1,9 @@
 package etcd
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -374,6 +376,20 @@ func TestNobodyToTalkToIsAnError(t *testing.T) {
 				t.Errorf("%+v", e)
 			}
 		})
+	}
+}
+
+// TestServersThatAreAwayAreSaidOnce, with what is wrong with them.
+func TestServersThatAreAwayAreSaidOnce(t *testing.T) {
+	t.Parallel()
+	silent := loopback.Listen(t)
+	t.Cleanup(func() { _ = silent.Close() })
+	c := newClient(t, Config{Endpoints: []string{"http://127.1.2.3:1", "http://" + silent.Addr().String(),
+		"http://127.1.2.3:2"}, Timeout: time.Second})
+	c.fails(t, fmt.Sprintf("most of its servers do not, within 1s (http://127.1.2.3:1, http://127.1.2.3:2: connection "+
+		"refused; http://%s: no answer)", silent.Addr()))
+	if resp := c.try(t, cluster.Request{Kind: cluster.Read}); !errors.Is(resp.Err, context.DeadlineExceeded) {
+		t.Errorf("%v is no time that is over", resp.Err)
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 var ErrNoLeader = errors.New("it has no leader, for which most of its servers must run and reach each other")
 
 // errMostAway: the same is likely, but the servers that can be reached do not say so.
-var errMostAway = errors.New("most of its servers do not answer")
+var errMostAway = errors.New("most of its servers do not")
 
 // silence is a deadline that was exceeded.
 type silence struct {
@@ -32,6 +32,13 @@ type silence struct {
 func (s *silence) Error() string { return fmt.Sprintf("no answer within %v", s.after) }
 
 func (s *silence) Unwrap() error { return s.err }
+
+// unsaid is an error whose text is in that of the error that wraps it.
+type unsaid struct{ error }
+
+func (*unsaid) Error() string { return "" }
+
+func (u *unsaid) Unwrap() error { return u.error }
 
 // What the servers say for themselves.
 const (
@@ -79,7 +86,7 @@ func (c *Client) explain(err error) error {
 	case leaderless:
 		err = fmt.Errorf("%w; %w", ErrNoLeader, err)
 	case away > 1 && away > len(says)/2:
-		err = fmt.Errorf("%w; %w", errMostAway, err)
+		err = fmt.Errorf("%w, within %v%w", errMostAway, c.cfg.Timeout, &unsaid{err})
 	}
 	if len(list) == 0 {
 		return err

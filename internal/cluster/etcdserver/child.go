@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -182,6 +183,13 @@ var expected = map[string]bool{
 	"simple token is not cryptographically signed":                                         true,
 }
 
+// tolerable is by how much a heartbeat of the server may be late: two of its intervals. maxValue is how many bytes of a
+// value of its log are passed on; it writes whole transactions.
+const (
+	tolerable = 100 * time.Millisecond
+	maxValue  = 200
+)
+
 // relay logs a line of the server, which is a JSON object unless the server has panicked. The message of the record is
 // the server's, so that a limit on equal messages holds for each kind of line. What it says while it is being stopped
 // is for debugging: it calls the ends of its own connections errors.
@@ -196,6 +204,12 @@ func relay(log *slog.Logger, line string, stopping bool) {
 		return
 	}
 	level := slog.LevelWarn
+	if late, _ := said["exceeded-duration"].(string); late != "" {
+		// A heartbeat that is late by less than that elects nobody.
+		if d, err := time.ParseDuration(late); err == nil && d < tolerable {
+			level = slog.LevelDebug
+		}
+	}
 	switch said["level"] {
 	case "error", "dpanic", "panic", "fatal":
 		level = slog.LevelError
@@ -208,6 +222,9 @@ func relay(log *slog.Logger, line string, stopping bool) {
 		switch name {
 		case "level", "ts", "caller", "msg", "stacktrace":
 		default:
+			if text, ok := said[name].(string); ok && len(text) > maxValue {
+				said[name] = strings.ToValidUTF8(text[:maxValue], "") + " …"
+			}
 			rest = append(rest, name, said[name])
 		}
 	}

@@ -197,13 +197,18 @@ func TestLinesOfTheServerAreLogged(t *testing.T) {
 		`{"level":"warn","ts":"2026","caller":"a.go:1","msg":"simple token is not cryptographically signed"}`,
 		`{"level":"warn","ts":"2026","msg":"prober detected unhealthy status","caller":"a","rtt":"0s","error":"x y"}`,
 		`{"level":"fatal","msg":"failed to write","stacktrace":"main.main"}`,
+		`{"level":"warn","msg":"leader is late","exceeded-duration":"99.9ms"}`,
+		`{"level":"warn","msg":"leader is late","exceeded-duration":"1.2s"}`,
+		`{"level":"warn","msg":"apply request took too long","request":"` + strings.Repeat("q", 2*maxValue) + `"}`,
 		"panic: no space",
 	} {
 		relay(log, line, false)
 	}
 	relay(log, `{"level":"error","msg":"mux: server closed"}`, true)
-	const want = `level=WARN msg="etcd: prober detected unhealthy status" error="x y" rtt=0s
+	want := `level=WARN msg="etcd: prober detected unhealthy status" error="x y" rtt=0s
 level=ERROR msg="etcd: failed to write"
+level=WARN msg="etcd: leader is late" exceeded-duration=1.2s
+level=WARN msg="etcd: apply request took too long" request="` + strings.Repeat("q", maxValue) + ` …"
 level=WARN msg="etcd says something" line="panic: no space"
 `
 	if out.String() != want {
