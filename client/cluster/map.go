@@ -97,6 +97,35 @@ func readMap(ctx context.Context, c *client.Controller, epoch uint64) (nvme.Clus
 	}
 }
 
+// LedElsewhere returns of how many ranges writes go to another node than that of a partition, which is the namespace
+// with that UUID of the controller's subsystem; 0: none, or it is no partition of a cluster.
+//
+// Errors: those of the connection; client.ErrProtocol.
+func LedElsewhere(ctx context.Context, c *client.Controller, id [16]byte) (ranges int, err error) {
+	m, err := readMap(ctx, c, 0)
+	switch {
+	case errors.Is(err, client.ErrUnsupported) || err == nil && m == nil:
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	for i := range m.Partitions() {
+		u, own := m.Partition(i)
+		if u != id {
+			continue
+		}
+		for r := range m.Ranges() {
+			if m.MembersOf(r) == 0 {
+				ranges++
+			} else if _, head := m.Partition(int(m.Member(r, 0))); head != own {
+				ranges++
+			}
+		}
+		return ranges, nil
+	}
+	return 0, nil
+}
+
 // bootstrap reads the map from the addresses of the options, whichever answers first.
 func (s *Store) bootstrap(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)

@@ -505,7 +505,7 @@ func (f *kvFlags) open(c *cobra.Command, threads int) (ycsb.DB, error) {
 	}
 	db, err := ycsb.NewWire(c.Context(), controller, f.nsid, f.exactlyOnce)
 	if errors.Is(err, ycsb.ErrPartition) {
-		err = fmt.Errorf("%w%s", err, inPlaceOfTarget)
+		return nil, errors.Join(fmt.Errorf("%w%s", err, inPlaceOfTarget), controller.Close())
 	}
 	if errors.Is(err, client.ErrUnsupported) {
 		err = fmt.Errorf("%w; if it holds blocks, jbofbench block --nsid %d is for it", err, f.nsid)

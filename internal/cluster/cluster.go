@@ -89,6 +89,8 @@ type Config struct {
 	LeaseNS int64
 	// AwayNS is how long a node may be gone before its ranges are given to others for good; 0: ten minutes.
 	AwayNS int64
+	// Nodes is how many nodes the configuration has: see Node.awaitsOthers. 0: unknown.
+	Nodes int
 }
 
 // Partition is a key-value store of a node.

@@ -401,6 +401,9 @@ func (n *Node) next(out *Actions) {
 		return
 	}
 	l.changed = false
+	if n.awaitsOthers(m) {
+		return
+	}
 	same := !n.acceptLosses(m) && slices.Equal(m.Admitted, n.newest.Admitted) && v.Replicas == n.newest.Replicas &&
 		slices.Equal(v.Nodes, n.newest.Nodes) && slices.Equal(v.Partitions, n.newest.Partitions)
 	next, moved := v.Next(&judgement{l, m})
@@ -423,6 +426,16 @@ func (n *Node) next(out *Actions) {
 	n.ask(toWriteView, Request{Kind: Txn,
 		If:   []Compare{{keyManager, n.etcd.managerRev}, {keyView, n.etcd.viewRev}},
 		Then: []Put{{Key: keyView, Value: m.Encode()}}}, out)
+}
+
+// firstLeases is for how many leases after its election a manager waits with the first view of a cluster.
+const firstLeases = 2
+
+// awaitsOthers reports whether the first view waits for other nodes. Those of a new cluster do not find it at the same
+// moment. A view with all of them has each range at all its members at once, and spreads the ChainHeads. Otherwise the
+// first node serves all ranges, the others are filled, and the ChainHeads are spread only half a minute later.
+func (n *Node) awaitsOthers(m *Map) bool {
+	return len(n.newest.Nodes) == 0 && len(m.Nodes) < n.cfg.Nodes && n.now < n.lead.electedNS+firstLeases*n.t.leaseNS
 }
 
 // acceptedNS is how long an accepted loss counts: 300 s. When the command is given, the operator knows which nodes are

@@ -53,6 +53,7 @@ type world struct {
 	handed            int  // views in which only ChainHeads differ
 	healed            bool // no node leaves any more
 	losses            int
+	configured        int  // Config.Nodes
 	slow              bool // messages may take long
 	hasty             bool // nodes take over, and give up others, as soon as they may
 }
@@ -147,7 +148,8 @@ func (n *node) start() {
 	n.lives++
 	n.proc = w.sim.NewProcess(n.clock)
 	n.n = New(Config{Cluster: n.cluster, Name: n.name, Address: n.address,
-		Incarnation: NewIncarnation(n.number, n.lives), Seen: n.seen, Partitions: n.parts, LeaseNS: lease})
+		Incarnation: NewIncarnation(n.number, n.lives), Seen: n.seen, Partitions: n.parts, LeaseNS: lease,
+		Nodes: w.configured})
 	n.pause = notPaused
 	if w.hasty {
 		n.hurry()

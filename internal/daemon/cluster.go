@@ -361,7 +361,7 @@ func (c *clusterMember) memberConfig(id uuid.UUID) member.Config {
 	self := c.n.config().Self()
 	m := member.Config{Dir: c.dir, Etcd: c.etcd, Changed: c.changed, Log: c.n.log,
 		Node: cluster.Config{Cluster: id, Name: self.Name, Domain: self.Domain, LeaseNS: int64(c.cfg.Lease),
-			AwayNS: int64(c.cfg.Away)},
+			AwayNS: int64(c.cfg.Away), Nodes: len(c.n.config().Cluster.Nodes)},
 		Link: link.Config{Nodes: addresses(c.n.config().Cluster.Nodes), Listen: c.cfg.Listen, TLS: c.tls,
 			Log: c.n.peerLog()}}
 	seed, _ := c.hashSeed()

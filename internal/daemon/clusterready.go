@@ -54,8 +54,8 @@ func (c *clusterMember) knows(manager string) bool {
 func (c *clusterMember) waiting(s *member.State, silent time.Duration) error {
 	err := fmt.Errorf("the node waits for a view that admits it; the manager is %q", s.Manager)
 	if own := c.n.config().Self().Address; s.Manager == c.self && !s.Manages && s.ManagerAddress != own {
-		return fmt.Errorf("%w at %s: another node with the name of this one, which is at %s, or this one before it was "+
-			"restarted with another address", err, s.ManagerAddress, own)
+		return fmt.Errorf("%w at %s: another node with the name of this one, which is at %s, or this one before it "+
+			"was restarted with another address", err, s.ManagerAddress, own)
 	}
 	if silent < silentLeases*time.Duration(c.cfg.Lease) || s.Newest == nil {
 		return err

@@ -85,7 +85,8 @@ func TestAManagerWithTheNameOfThisNodeIsAnotherOne(t *testing.T) {
 		{member.State{Manager: "n2", ManagerAddress: "192.0.2.2:4430"}, false},
 	} {
 		err := c.waiting(&s.State, time.Hour)
-		if got := strings.Contains(err.Error(), "192.0.2.2:4430: another node with the name of this one"); got != s.says {
+		const says = "192.0.2.2:4430: another node with the name of this one"
+		if got := strings.Contains(err.Error(), says); got != s.says {
 			t.Errorf("%+v: %v", s.State, err)
 		}
 	}

@@ -276,7 +276,7 @@ func TestASecondDaemonOfOneConfigurationIsToldThatItIsOne(t *testing.T) {
 		second.close()
 		t.Fatal("it starts")
 	}
-	if !strings.Contains(err.Error(), "admin.socket") || !strings.Contains(err.Error(), "another daemon answers there") {
+	if !strings.Contains(err.Error(), "admin.socket: "+w.path("admin.sock")+": another daemon answers there") {
 		t.Error(err)
 	}
 	if _, err := n.admin.Status(t.Context()); err != nil {

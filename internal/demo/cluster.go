@@ -128,7 +128,8 @@ func RunCluster(ctx context.Context, cfg ClusterConfig) (err error) {
 			return err
 		}
 	}
-	d.out.printf("three jbofd, each with a server of etcd: %s, in %s", strings.Join(cfg.Hosts[:], ", "), d.dir)
+	d.out.printf("three jbofd, each with a server of etcd: %s; their configurations are in %s",
+		strings.Join(cfg.Hosts[:], ", "), d.dir)
 	if err := d.form(ctx); err != nil {
 		return err
 	}

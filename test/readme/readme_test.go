@@ -67,16 +67,16 @@ func loopbackUp() error {
 	return nil
 }
 
-// block returns the commands of the first code block below a heading of README.md.
-func block(t *testing.T, heading string) string {
+// block returns the commands of the first code block below a heading of a document.
+func block(t *testing.T, document, heading string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "README.md"))
+	text, err := os.ReadFile(filepath.Join(root, document))
 	if err != nil {
 		t.Fatal(err)
 	}
 	m := regexp.MustCompile("(?s)\n" + regexp.QuoteMeta(heading) + "\n.*?```\n(.*?)```").FindSubmatch(text)
 	if m == nil {
-		t.Fatalf("README.md has no code block below %q", heading)
+		t.Fatalf("%s has no code block below %q", document, heading)
 	}
 	return string(m[1])
 }
@@ -127,7 +127,7 @@ func clone(t *testing.T) string {
 // TestTheCommandsOfREADMEDoWhatItSays types them, from make build to the end of the daemon, in a copy of the tree. They
 // use fixed ports: where the kernel allows it, they have a network of their own.
 func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
-	script := block(t, "## Start it")
+	script := block(t, "README.md", "## Start it")
 	// At the end the daemon must have stopped in order.
 	const stop = "kill %1"
 	commands, _, ok := strings.Cut(script, stop)
@@ -137,7 +137,8 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 	// What the next user tries: the wrong tool for the namespace, and another look.
 	more := "bin/jbofbench block --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:demo --nsid 3 || " +
 		"true\nbin/jbofctl reload --dry-run\n"
-	out := typed(t, clone(t), "set -x\n"+commands+more+stop+"\nwait %1\n")
+	dir := clone(t)
+	out := typed(t, dir, "set -x\n"+commands+more+stop+"\nwait %1\n")
 	for _, want := range []string{
 		"configs/demo.yaml: valid", "ready           yes", "jbofd is ready", "randrw bs=4KiB iodepth=32",
 		"jbofbench kv --nsid 3", "a reload would change nothing", "[READ], Return=OK", "[VERIFY], Return=OK",
@@ -145,6 +146,48 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output does not have %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(out)
+	}
+	t.Run("a cluster on one machine", func(t *testing.T) { clusterOnOneMachine(t, dir) })
+}
+
+// clusterOnOneMachine types the commands of docs/cluster.md in a directory with the binaries.
+func clusterOnOneMachine(t *testing.T, dir string) {
+	script := block(t, "docs/cluster.md", "### On one machine")
+	// What the next user tries: a partition as if it were a namespace, and the first daemon once more.
+	const kill = "kill -9 %2"
+	before, after, ok := strings.Cut(script, kill)
+	if !ok {
+		t.Fatalf("docs/cluster.md does not say %s", kill)
+	}
+	more := `if bin/jbofbench kv --target tcp://127.0.0.1:4420 --nqn nqn.2026-11.example.jbofd:cluster -P ` +
+		`configs/ycsb/workloadb > early; then exit 1; fi
+if [ -s early ]; then echo "something was done before that"; fi
+if bin/jbofd --config data/n1.yaml; then exit 1; fi
+$ctl cluster ring
+`
+	out := typed(t, dir, before+more+kill+after+"wait\n")
+	words := strings.Join(strings.Fields(out), " ")
+	for _, want := range []string{
+		"the cluster is made: 256 ranges, for good, of which there are to be 3 copies", "256: 256 full",
+		"the namespace is a partition of a cluster: --cluster is for it, in place of --target",
+		"n2 away", "admin.socket: data/n1/admin.sock: another daemon answers there", "[READ], Return=OK",
+		"[UPDATE], Return=OK",
+	} {
+		if !strings.Contains(words, want) {
+			t.Errorf("the output does not have %q", want)
+		}
+	}
+	if strings.Contains(out, "before that") || strings.Contains(out, "ERROR") {
+		t.Error("something has failed, or was done to a partition")
+	}
+	for i := 1; i <= 3; i++ {
+		if log, err := os.ReadFile(fmt.Sprintf("%s/data/n%d.log", dir, i)); err != nil ||
+			!strings.Contains(string(log), "msg=stopped") {
+			t.Errorf("n%d has not stopped: %v\n%s", i, err, log)
 		}
 	}
 	if t.Failed() {
@@ -203,7 +246,8 @@ func TestREADMEAttachesTheDemonstration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	commands := block(t, "A Linux host on the same machine is attached with nvme-cli, which needs root there:")
+	commands := block(t, "README.md",
+		"A Linux host on the same machine is attached with nvme-cli, which needs root there:")
 	for _, m := range regexp.MustCompile(`-a (\S+) -s (\S+)`).FindAllStringSubmatch(commands, -1) {
 		if address := m[1] + ":" + m[2]; !strings.Contains(string(hints), `"`+address+`"`) {
 			t.Errorf("configs/demo.yaml does not listen on %s", address)

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/client/cluster"
 	"jbofd/client/kv"
-	"jbofd/internal/nvme"
 )
 
 // Wire is a key value namespace over NVMe/TCP or NVMe/RDMA.
@@ -17,18 +17,14 @@ type Wire struct {
 	ns *kv.Namespace
 }
 
-// ErrPartition: the namespace has some of the keys of a cluster.
+// ErrPartition: the namespace has some of the keys of a cluster, and other nodes take writes of the rest.
 var ErrPartition = errors.New("the namespace is a partition of a cluster")
-
-// partitionProbes is how many keys are asked for to find out whether a namespace is a partition. One that serves as few
-// as half of the ranges is found to be one; a partition that serves all can be read like any namespace.
-const partitionProbes = 64
 
 // NewWire takes over c, which must have been connected with Options.QPairs for every thread. exactlyOnce gives PUTs
 // identities: see kv.Options.AtLeastOnce.
 //
-// Errors: those of kv.Open; ErrPartition; ErrConfig for keys that are too short, and for exactlyOnce with a target that has no
-// extended key-value. c is still the caller's then.
+// Errors: those of kv.Open; ErrPartition; ErrConfig for keys that are too short, and for exactlyOnce with a target that
+// has no extended key-value. c is still the caller's then.
 func NewWire(ctx context.Context, c *client.Controller, nsid uint32, exactlyOnce bool) (*Wire, error) {
 	ns, err := kv.Open(ctx, c, nsid, kv.Options{AtLeastOnce: !exactlyOnce})
 	if err != nil {
@@ -42,9 +38,8 @@ func NewWire(ctx context.Context, c *client.Controller, nsid uint32, exactlyOnce
 		return nil, fmt.Errorf("%w: keys of namespace %d have at most %d bytes, YCSB's have %d", ErrConfig, nsid, n,
 			KeyBytes)
 	}
-	for i := range partitionProbes {
-		_, err := ns.Exists(ctx, fmt.Appendf(nil, "jbofbench-%d", i))
-		if st, ok := errors.AsType[*client.StatusError](err); ok && st.Status.Code() == nvme.KVWrongView {
+	if d, err := c.Describe(ctx, nsid); err == nil {
+		if n, err := cluster.LedElsewhere(ctx, c, d.UUID); err == nil && n > 0 {
 			return nil, ErrPartition
 		}
 	}

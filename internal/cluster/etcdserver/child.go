@@ -183,6 +183,9 @@ var expected = map[string]bool{
 	"simple token is not cryptographically signed":                                         true,
 }
 
+// newServer is what a server says that has no data yet.
+const newServer = "missing term information"
+
 // tolerable is by how much a heartbeat of the server may be late: two of its intervals. maxValue is how many bytes of a
 // value of its log are passed on; it writes whole transactions.
 const (
@@ -200,7 +203,7 @@ func relay(log *slog.Logger, line string, stopping bool) {
 		return
 	}
 	msg, _ := said["msg"].(string)
-	if expected[msg] {
+	if why, _ := said["error"].(string); expected[msg] || strings.HasSuffix(why, newServer) {
 		return
 	}
 	level := slog.LevelWarn

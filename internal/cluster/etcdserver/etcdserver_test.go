@@ -198,6 +198,7 @@ func TestLinesOfTheServerAreLogged(t *testing.T) {
 		`{"level":"warn","ts":"2026","msg":"prober detected unhealthy status","caller":"a","rtt":"0s","error":"x y"}`,
 		`{"level":"fatal","msg":"failed to write","stacktrace":"main.main"}`,
 		`{"level":"warn","msg":"leader is late","exceeded-duration":"99.9ms"}`,
+		`{"level":"error","msg":"failed to update storage version","error":"x: missing term information"}`,
 		`{"level":"warn","msg":"leader is late","exceeded-duration":"1.2s"}`,
 		`{"level":"warn","msg":"apply request took too long","request":"` + strings.Repeat("q", 2*maxValue) + `"}`,
 		"panic: no space",

@@ -286,7 +286,8 @@ func (m *Member) carryOut(out *cluster.Actions) {
 func (m *Member) publish(out *cluster.Actions) {
 	last := m.state.Load()
 	s := &State{Newest: m.node.Newest(), Active: m.node.Active(), Manager: m.node.Manager().Name,
-		ManagerAddress: m.node.Manager().Address, Manages: m.node.Manages(), Settings: m.node.Settings(), Problem: m.node.Problem()}
+		ManagerAddress: m.node.Manager().Address, Manages: m.node.Manages(),
+		Settings: m.node.Settings(), Problem: m.node.Problem()}
 	if s.Newest != last.Newest || s.Active != last.Active || s.Manager != last.Manager ||
 		s.ManagerAddress != last.ManagerAddress || s.Manages != last.Manages ||
 		s.Settings != last.Settings || out.Problem {

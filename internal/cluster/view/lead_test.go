@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"jbofd/internal/uuid"
 )
 
 // led returns how many ranges each node leads.
@@ -182,5 +184,35 @@ func TestLeadersOfAThousandNodes(t *testing.T) {
 	}
 	if most := slices.Max(led); most > 8 {
 		t.Errorf("a partition leads %d ranges, of 2.7 on average", most)
+	}
+}
+
+// TestNewChainsAreLedByAllPartitions in their proportion, from the first view on: nobody has data that would have to be
+// kept, and no other view follows.
+func TestNewChainsAreLedByAllPartitions(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 3))
+	for range 50 {
+		v := &View{Cluster: uuid.UUID{1}, Epoch: 1, Replicas: 1 + rng.IntN(3), Chains: make([]Chain, 64),
+			ChainEpochs: make([]uint32, 64)}
+		for n := range 3 + rng.IntN(3) {
+			v.Nodes = append(v.Nodes, Node{Name: string(rune('a' + n))})
+			for range 1 + rng.IntN(2) {
+				v.Partitions = append(v.Partitions, Partition{ID: uuid.UUID{byte(len(v.Partitions) + 1)},
+					Node: uint16(n), Weight: uint32(1 + rng.IntN(4))})
+			}
+		}
+		next, changed := v.Next(allWell{v, nil})
+		if err := next.Check(); err != nil || !changed {
+			t.Fatalf("%v, changed %t", err, changed)
+		}
+		if most := float64(len(v.Partitions)) / 2; next.excess() > most {
+			t.Errorf("%d partitions, %d replicas: ChainHeads beyond their shares: %.1f", len(v.Partitions), v.Replicas,
+				next.excess())
+		}
+		if after, moved := next.Next(yielding{allWell{next, nil}, next.Leaders()}); moved {
+			t.Errorf("the next view has other ChainHeads: %v", after.Chains)
+		}
 	}
 }

@@ -143,7 +143,23 @@ func (v *View) Next(reports Reports) (*View, bool) {
 	if !changed {
 		return v, false
 	}
+	next.spreadFresh(v)
 	return &next, true
+}
+
+// spreadFresh makes those the ChainHeads of new chains that are to be (Leaders). All members of a new chain are empty.
+func (v *View) spreadFresh(before *View) {
+	var leaders []PartitionID
+	for r, c := range v.Chains {
+		if len(before.Chains[r]) > 0 || !c.Full() {
+			continue
+		}
+		if leaders == nil {
+			leaders = v.Leaders()
+		}
+		at := c.find(leaders[r])
+		c[0], c[at] = c[at], c[0]
+	}
 }
 
 // AcceptLoss gives up the data of a halted range in v, which is about to be the next view and has Chains and
