@@ -144,12 +144,22 @@ func (l *load) run() {
 	defer c.close()
 	for !l.over.Load() {
 		k := c.rng.IntN(keys)
-		if c.rng.IntN(2) == 0 || l.readOnly.Load() {
+		if l.reads(c.rng) {
 			_ = c.read(k, c.rng.IntN(len(c.nodes))) // another one follows
 		} else {
 			c.write(k)
 		}
 	}
+}
+
+// reads draws whether an operation reads: half of them do. With -long it is three of four, because a write costs the
+// machine several times as much as a read, and it is reads that show what is wrong.
+func (l *load) reads(rng *rand.Rand) bool {
+	of := 2
+	if *opsFlag > 0 {
+		of = 4
+	}
+	return rng.IntN(of) > 0 || l.readOnly.Load()
 }
 
 // close gives up all connections when the caller has ended; load.closing waits for that.

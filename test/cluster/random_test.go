@@ -401,7 +401,7 @@ func TestRandomFaultsForLong(t *testing.T) {
 	for nth := uint64(0); ops < *opsFlag && !t.Failed(); nth++ {
 		t.Run(fmt.Sprint(nth), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, nth))
-			c := newChaos(t, rng, 3+2*int(nth%2), 3-rng.IntN(2), 32)
+			c := newChaos(t, rng, 3+2*int(nth%2), 3-rng.IntN(2), 96)
 			for range cmp.Or(*roundsFlag, 20) {
 				c.round()
 			}

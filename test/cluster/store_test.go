@@ -34,7 +34,7 @@ func (l *load) runStore(s *store.Store) {
 			l.list(s)
 		}
 		k := rng.IntN(keys)
-		if rng.IntN(2) == 0 || l.readOnly.Load() {
+		if l.reads(rng) {
 			if err := l.readStore(s, k); err != nil && !errors.Is(err, store.ErrUnavailable) {
 				l.t.Errorf("reading key %d: %v", k, err)
 				return
