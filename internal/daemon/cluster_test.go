@@ -339,8 +339,9 @@ func changing(t *testing.T, nodes []*node) {
 		return nil
 	})
 	ask(admin.ChangeCluster{Replicas: 2}, "")
+	// Before all ranges have them, a node may be the only one that has a range.
 	agree(t, "two replicas", nodes, func(a admin.Cluster) error {
-		if a.Replicas != 2 {
+		if a.Replicas != 2 || a.Ranges.Full != a.Ranges.Total {
 			return fmt.Errorf("%+v", a)
 		}
 		return nil
