@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"syscall"
@@ -28,7 +29,15 @@ import (
 // version and revision, the commit, are set by the linker.
 var version, revision = "dev", ""
 
-func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
+// The kernel gives a signal for a process to its main thread. If that hangs in a system call of a drive, SIGTERM waits
+// for it, although others could take it. So the main thread does nothing but wait.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	status := make(chan int)
+	go func() { status <- execute(os.Args[1:], os.Stdout, os.Stderr) }()
+	os.Exit(<-status)
+}
 
 // loggedError is an error that the log of a daemon has.
 type loggedError struct{ error }

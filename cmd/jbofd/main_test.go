@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -224,5 +225,24 @@ func TestABadCommandLineHasAnExitStatusOfItsOwn(t *testing.T) {
 	}
 	if status, _, stderr := run1(t, "--config", "/nonexistent"); status != 1 {
 		t.Errorf("a file that does not exist: status %d, %s", status, stderr)
+	}
+}
+
+// TestTheMainThreadOnlyWaits: more goroutines than there are threads each take one for themselves, but not the main one.
+func TestTheMainThreadOnlyWaits(t *testing.T) {
+	const goroutines = 64
+	threads, stop := make(chan int), make(chan struct{})
+	defer close(stop)
+	for range goroutines {
+		go func() {
+			runtime.LockOSThread()
+			threads <- syscall.Gettid()
+			<-stop
+		}()
+	}
+	for range goroutines {
+		if <-threads == os.Getpid() {
+			t.Error("a goroutine has the main thread")
+		}
 	}
 }
