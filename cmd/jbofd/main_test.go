@@ -228,7 +228,8 @@ func TestABadCommandLineHasAnExitStatusOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestTheMainThreadOnlyWaits: more goroutines than there are threads each take one for themselves, but not the main one.
+// TestTheMainThreadOnlyWaits: more goroutines than there are threads each take one for themselves, but not the main
+// one.
 func TestTheMainThreadOnlyWaits(t *testing.T) {
 	const goroutines = 64
 	threads, stop := make(chan int), make(chan struct{})

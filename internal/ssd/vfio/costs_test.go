@@ -208,8 +208,9 @@ func countCalls(t *testing.T) (calls func() uint64) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fd, err := unix.PerfEventOpen(&unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: id,
-			Bits: unix.PerfBitInherit, Size: uint32(binary.Size(unix.PerfEventAttr{}))}, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
+		attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: id, Bits: unix.PerfBitInherit,
+			Size: uint32(binary.Size(unix.PerfEventAttr{}))}
+		fd, err := unix.PerfEventOpen(&attr, tid, -1, -1, unix.PERF_FLAG_FD_CLOEXEC)
 		if err != nil {
 			t.Fatal(fmt.Errorf("thread %d: %w", tid, err))
 		}
