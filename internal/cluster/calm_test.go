@@ -70,7 +70,8 @@ func TestTheTroubleOfAPartitionIsNotThatOfTheNextOneOfItsNumber(t *testing.T) {
 	m.Partitions[0].ID = uuid.UUID{77}
 	n.now = 5000
 	n.setPartitionsOut(m)
-	if got := n.lead.troubles; len(got) != 1 || got[uuid.UUID{77}] != (trouble{5000, 5000, 0, m.Admitted[0]}) {
+	want := trouble{firstNS: 5000, lastNS: 5000, process: m.Admitted[0]}
+	if got := n.lead.troubles; len(got) != 1 || got[uuid.UUID{77}] != want {
 		t.Errorf("%v, want the trouble of the new partition, since now", got)
 	}
 	m.Partitions[0] = view.Partition{}

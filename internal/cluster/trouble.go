@@ -24,9 +24,10 @@ type trouble struct {
 	// firstNS and lastNS are when the node has reported it first and last. When the trouble is over firstNS is 0, and
 	// lastNS the end of it.
 	firstNS, lastNS int64
-	// times is how often the partition has been out. process is that of its node.
+	// times is how often the partition has been out. process is that of its node. out: it is out in the newest view.
 	times   uint8
 	process Incarnation
+	out     bool
 }
 
 const (
@@ -57,6 +58,10 @@ func (t *trouble) look(k *troubleLook) (out, forget bool) {
 	if k.heard && k.process != t.process {
 		t.process, t.times = k.process, 0
 	}
+	if k.out && !t.out { // not before the view is written
+		t.times = min(t.times, 254) + 1
+	}
+	t.out = k.out
 	quietNS := k.nowNS - t.lastNS
 	switch {
 	case !k.heard:
@@ -69,7 +74,6 @@ func (t *trouble) look(k *troubleLook) (out, forget bool) {
 			t.firstNS = k.nowNS
 		}
 		if t.lastNS = k.nowNS; !k.out && k.spare && k.nowNS-t.firstNS > k.awayNS {
-			t.times = min(t.times, 254) + 1
 			return true, false
 		}
 		return k.out, false
@@ -101,7 +105,7 @@ func (n *Node) setPartitionsOut(m *Map) (differs bool) {
 		switch {
 		case known:
 		case p.Out: // an earlier manager has known it
-			t = trouble{firstNS: n.now, lastNS: n.now, times: 1, process: k.process}
+			t = trouble{firstNS: n.now, lastNS: n.now, times: 1, process: k.process, out: true}
 		case k.fails:
 			t.process = k.process
 		default:

@@ -385,7 +385,7 @@ func (n *Node) namespaceInfo(nqn string, nc config.Namespace) admin.Namespace {
 					st := s.Stats()
 					i.Objects, i.UsedBytes, i.SwappedKeys = st.Objects, st.LiveBytes, st.Swap.Keys
 				}
-				i.Error = cmp.Or(n.leftOutReason(lab.Extents[k].UUID), n.cluster.refusal(lab.Extents[k].UUID))
+				i.Error = cmp.Or(i.Error, n.leftOutReason(lab.Extents[k].UUID), n.cluster.refusal(lab.Extents[k].UUID))
 				if loss := n.lossOf(lab.Extents[k].UUID); loss != nil {
 					i.Loss = &admin.KVLoss{Statement: loss.Loss.String(), Token: loss.Token(),
 						MissingSegments: loss.Segments, FoundSegments: loss.Found}
@@ -437,6 +437,10 @@ func (n *Node) DeleteNamespace(name string) error {
 		if usesExtent(n.cfg, d.name, e) {
 			return fmt.Errorf("namespace %s is configured (subsystem %s, nsid %d): take it out of the configuration "+
 				"and reload first", name, e.NQN, e.NSID)
+		}
+		if !d.serves() {
+			return fmt.Errorf("namespace %s is on ssd %s, which is not in service: %w; it can be deleted when the "+
+				"drive is", name, d.name, d.err)
 		}
 		if err := n.erase(d, e); err != nil {
 			return fmt.Errorf("ssd %s: erase namespace %s: %w", d.name, name, err)

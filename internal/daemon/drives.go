@@ -31,10 +31,12 @@ type openSSD struct {
 	err  error
 	// withdrawn: it is gone, and has no namespaces any more. What is below stays until another one takes its place.
 	withdrawn bool
-	opened    *openedDevice
-	dev       ssd.Device
-	label     *label.Store
-	drive     *drive.Drive
+	// returns: it was taken into service while the daemon ran.
+	returns bool
+	opened  *openedDevice
+	dev     ssd.Device
+	label   *label.Store
+	drive   *drive.Drive
 	// health is what the drive says of itself, or false. It does no I/O.
 	health func() (ssd.Health, bool)
 	// backgroundWeight is that of its key-value stores' own work.
@@ -485,7 +487,14 @@ func (p *plannedLabel) extent(nqn string, nc config.Namespace, lenient bool) (e 
 // No two extents have the same UUID, by which hosts tell namespaces, and swap areas the keys of stores.
 func (n *Node) checkOthers(plan labelPlan, d *openSSD, e label.Extent, mode applyMode) error {
 	for _, other := range n.drives() {
-		if other == d || other.label == nil {
+		if other == d {
+			continue
+		}
+		if other.label == nil {
+			if mode == lenient && d.returns && len(d.label.Label().Extents) > 0 {
+				return fmt.Errorf("it would be a new, empty namespace, and ssd %s, which may have that one, is not "+
+					"there. If a new one is wanted, remove nsid %d and add it by a reload", other.name, e.NSID)
+			}
 			continue
 		}
 		l := plan.of(other).label

@@ -257,6 +257,7 @@ func (n *Node) takeIntoService(i int, sc config.SSD, o *openedDevice) (err error
 	if err != nil {
 		return err
 	}
+	d.returns = true
 	n.service.ReplaceSSD(i, d.drive)
 	n.setDrive(i, d)
 	if before.drive != nil {

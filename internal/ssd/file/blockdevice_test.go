@@ -83,3 +83,35 @@ func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
 	})
 	open(t, Config{Path: path, SizeBytes: 16 << 20})
 }
+
+// TestABlockDeviceThatWasPulledIsGone: the kernel leaves it with a capacity of 0, and fails writes as if there were no
+// space.
+func TestABlockDeviceThatWasPulledIsGone(t *testing.T) {
+	forEachEngine(t, func(t *testing.T, engine string) {
+		path := loop(t, 512)
+		d := open(t, Config{Path: path, Engine: engine, SizeBytes: 16 << 20})
+		q := openQueue(t, d, 1)
+		if err := d.Healthy(); err != nil {
+			t.Fatal(err)
+		}
+		backing, err := exec.Command("losetup", "--noheadings", "--output", "BACK-FILE", path).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(strings.TrimSpace(string(backing)), 0); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+		for _, op := range []ssd.Op{ssd.Read, ssd.Write} {
+			err := ssdtest.Do(t, q, ssd.Request{Op: op, Offset: 4096, Len: 512, Buf: make([]byte, 512)})
+			if !errors.Is(err, ssd.ErrGone) {
+				t.Errorf("%v: %v", op, err)
+			}
+		}
+		if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
+			t.Error(err)
+		}
+	})
+}

@@ -315,13 +315,13 @@ func (d *Device) Healthy() error {
 	if d.gone.Load() {
 		return ssd.ErrGone
 	}
-	if d.block {
-		return nil
-	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.closed {
+	if d.closed || d.vanished() {
 		return ssd.ErrGone
+	}
+	if d.block {
+		return nil
 	}
 	var st unix.Statx_t
 	if err := unix.Statx(d.fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_NLINK|unix.STATX_SIZE,
@@ -391,8 +391,25 @@ func (d *Device) Close() error {
 	return errors.Join(errs...)
 }
 
+// vanished reports whether it is a block device that was pulled: the kernel gives it a capacity of 0, and fails
+// requests as if there were no space, or behind its end. It asks no device.
+func (d *Device) vanished() bool {
+	if !d.block {
+		return false
+	}
+	n, err := blockDeviceBytes(d.fd)
+	if err != nil || n > 0 {
+		return false
+	}
+	d.gone.Store(true)
+	return true
+}
+
 // fail returns the completion error for an errno.
 func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
+	if d.vanished() {
+		return fmt.Errorf("%w: %v of %d bytes at %d: %w", ssd.ErrGone, r.Op, r.Len, r.Offset, errno)
+	}
 	kind := ssd.ErrMedia // EIO and every errno not listed below
 	switch errno {
 	case unix.ENOSPC, unix.EDQUOT:
@@ -408,6 +425,9 @@ func (d *Device) fail(r *ssd.Request, errno unix.Errno) error {
 
 // failEOF returns the error of a read that met the end of the file.
 func (d *Device) failEOF(r *ssd.Request, at int64) error {
+	if d.vanished() {
+		return fmt.Errorf("%w: %v of %d bytes at %d", ssd.ErrGone, r.Op, r.Len, r.Offset)
+	}
 	d.truncated.Store(true)
 	return fmt.Errorf("%w: %v of %d bytes at %d: the file ends at or before %d, because it has been truncated",
 		ssd.ErrMedia, r.Op, r.Len, r.Offset, at)

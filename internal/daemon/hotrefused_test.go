@@ -1,0 +1,106 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"jbofd/internal/admin"
+	"jbofd/internal/ssd/fault"
+)
+
+// TestADriveThatWasRefusedKeepsItsNamespaces: nothing can be erased on it while it is closed, and no change waits for
+// that.
+func TestADriveThatWasRefusedKeepsItsNamespaces(t *testing.T) {
+	r := newHotRig(t, true)
+	r.w.configure([]string{memSSD, hotSSD}, []string{hotNamespaces[0], hotNamespaces[2],
+		"{nsid: 4, ssd: ssd1, size: 16MiB}"}, hotTenants) // for which there is no room beside the namespace 2
+	if _, err := r.admin.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.w.rename("away", "ssd1.img")
+	eventually(t, "it is refused", func() error {
+		if len(r.log.with("its namespaces cannot be served")) == 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	l := r.raw.drives()[1].label.Label()
+	done := make(chan error, 1)
+	go func() { done <- r.raw.DeleteNamespace(l.Extents[l.FindNamespace(nqn, 2)].UUID.String()) }()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "not in service") {
+			t.Errorf("deleted on a drive that is closed: %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		panic("the deletion waits for a drive that is closed")
+	}
+}
+
+// TestTheListSaysThatNamespacesAreWithdrawn with their drive.
+func TestTheListSaysThatNamespacesAreWithdrawn(t *testing.T) {
+	r := newHotRig(t, false)
+	r.raw.drives()[1].dev.(*fault.Device).Vanish()
+	r.sees(1)
+	l, err := r.admin.Subsystems(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, ns := range l.Items[0].Namespaces {
+		if (ns.Error != "") != (ns.SSD == "ssd1") {
+			t.Errorf("namespace %d: %q", ns.NSID, ns.Error)
+		}
+	}
+}
+
+// TestADriveInThePlaceOfAnotherOneGetsNoNewNamespace: two drives have exchanged their names, and one of them appears
+// before the other. What the host wants is on that one.
+func TestADriveInThePlaceOfAnotherOneGetsNoNewNamespace(t *testing.T) {
+	const size = ", size: 96MiB, create: true, calibrate: false}"
+	made := func(ssd string) string { return fmt.Sprintf("{name: %s, backend: file, path: DIR/%[1]s.img"+size, ssd) }
+	there := func(ssd string) string { return strings.Replace(made(ssd), size, ", calibrate: false}", 1) }
+	nss := []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB}",
+		"{nsid: 3, ssd: ssd2, size: 16MiB}"}
+	w := newWorld(t)
+	w.configure([]string{memSSD, made("ssd1"), made("ssd2")}, nss)
+	w.mustStart().mustStop()
+	w.rename("ssd1.img", "a")
+	w.rename("ssd2.img", "b")
+	w.configure([]string{memSSD, there("ssd1"), there("ssd2")}, nss)
+	cfg, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &lines{}
+	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		raw.beginStop()
+		raw.stop()
+	})
+	n := &node{w: w, addrs: raw.addrs, admin: admin.NewClient(w.path("admin.sock"))}
+	host := n.connect()
+	refused := func(ssd, why string) {
+		t.Helper()
+		eventually(t, ssd+" is refused", func() error {
+			for _, l := range log.with("its namespaces cannot be served") {
+				if strings.Contains(l, "ssd="+ssd) && strings.Contains(l, why) {
+					return nil
+				}
+			}
+			return fmt.Errorf("%q", log.with("WARN"))
+		})
+		if ids, err := host.NamespaceIDs(t.Context()); err != nil || len(ids) != 1 {
+			t.Errorf("the host sees %v, %v", ids, err)
+		}
+	}
+	w.rename("b", "ssd1.img")
+	refused("ssd1", "ssd ssd2, which may have that one, is not there")
+	w.rename("a", "ssd2.img")
+	refused("ssd2", "have the drives' paths been exchanged?")
+}
