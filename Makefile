@@ -22,8 +22,8 @@ help: ## list the targets
 
 build: ## static binaries in bin/ (TAGS=rdma: dynamic ones, with NVMe/RDMA)
 	@mkdir -p bin
-	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(COMMIT)' -o bin/ \
-	  $(addprefix ./cmd/,$(COMMANDS))
+	$(GO) build -trimpath -tags '$(TAGS) $(ETCD)' \
+	  -ldflags '-s -w -X main.version=$(VERSION) -X main.revision=$(COMMIT)' -o bin/ $(addprefix ./cmd/,$(COMMANDS))
 
 # How many tests of a package that are marked as parallel run at once. Most of them wait for a timer or a daemon.
 PARALLEL ?= 6

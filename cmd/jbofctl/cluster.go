@@ -35,7 +35,8 @@ func (x *cli) clusterInitCommand() *cobra.Command {
 		Use:   "init",
 		Short: "Make the cluster for which the daemon is configured, once for all nodes",
 		Long: `Make the cluster that the section "cluster" of the daemon's configuration names, in its etcd. Run it
-once, on any of the nodes; all of them join then. It says how many ranges and replicas it has. It is refused if etcd has a cluster of that name already.`,
+once, on any of the nodes; all of them join then. It says how many ranges and replicas it has. It is refused if etcd
+has a cluster of that name already.`,
 		Args: none,
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {

@@ -45,7 +45,9 @@ const (
 
 // awaited is a drive that attendDrives looks for, or checks.
 type awaited struct {
-	// opening: a goroutine opens it. at is the earliest time of the next try, wait the time between the last two.
+	// opening: a goroutine opens it. at is the earliest time of the next try, or the one at which it was taken into
+	// service. wait is the time between the last two tries, also if the drive was in service between them: one that
+	// vanishes again at once does not come back each second.
 	opening bool
 	at      time.Time
 	wait    time.Duration
@@ -118,12 +120,18 @@ func (n *Node) attendDrive(i int, w *awaited, arrived chan<- arrival, opening *s
 	case w.opening || now.Before(w.at):
 	case d.serves():
 		if !errors.Is(d.dev.Healthy(), ssd.ErrGone) {
+			if now.Sub(w.at) > maxOpenWait {
+				w.wait = 0
+			}
+			return
+		}
+		if n.heldAtStart(n.config().SSDs[i], d.label.Label()) {
 			return
 		}
 		w.at = now.Add(w.longer())
 		if isGone(d) {
 			n.withdraw(i, d)
-			*w = awaited{}
+			*w = awaited{at: w.at, wait: w.wait}
 		}
 	case !w.refused || errors.Is(n.present(i), os.ErrNotExist):
 		w.opening, w.refused = true, false
@@ -215,7 +223,7 @@ func (n *Node) arrived(w *awaited, a arrival) {
 	}
 	switch {
 	case err == nil:
-		*w = awaited{}
+		*w = awaited{at: time.Now(), wait: w.wait}
 		return
 	case errors.Is(err, errStopping):
 		return
@@ -249,7 +257,7 @@ func (n *Node) takeIntoService(i int, sc config.SSD, o *openedDevice) (err error
 	}
 	defer n.endChange()
 	if before.drive != nil {
-		if err := n.service.DrainDrive(before.drive, n.stopping); err != nil {
+		if err := n.publisher.Drain(before.drive, n.stopping); err != nil {
 			return err
 		}
 	}
@@ -278,7 +286,7 @@ func (n *Node) takeIntoService(i int, sc config.SSD, o *openedDevice) (err error
 
 // release closes a drive that hosts do not use any more.
 func (n *Node) release(d *openSSD) {
-	if err := n.service.DrainDrive(d.drive, n.stopping); err != nil {
+	if err := n.publisher.Drain(d.drive, n.stopping); err != nil {
 		n.log.Error("a drive that is not in service stays open", "ssd", d.name, "error", err)
 		return
 	}
@@ -322,9 +330,6 @@ func (n *Node) heldAtStart(sc config.SSD, l *label.Label) bool {
 // withdraw takes the namespaces of a drive away that is gone, until it comes back.
 func (n *Node) withdraw(i int, d *openSSD) {
 	sc := n.config().SSDs[i]
-	if n.heldAtStart(sc, d.label.Label()) {
-		return
-	}
 	if n.beginChange("the withdrawal of ssd "+sc.Name) != nil {
 		return
 	}

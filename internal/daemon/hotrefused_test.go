@@ -3,7 +3,10 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"os"
+	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -103,4 +106,60 @@ func TestADriveInThePlaceOfAnotherOneGetsNoNewNamespace(t *testing.T) {
 	refused("ssd1", "ssd ssd2, which may have that one, is not there")
 	w.rename("a", "ssd2.img")
 	refused("ssd2", "have the drives' paths been exchanged?")
+}
+
+// TestADriveThatFailsAsSoonAsItIsInServiceComesBackLessOften: each return replays its stores, and each end takes the
+// namespaces from hosts. Nothing of the drives that were replaced is kept.
+func TestADriveThatFailsAsSoonAsItIsInServiceComesBackLessOften(t *testing.T) {
+	r := newHotRig(t, false)
+	began, least := time.Now(), time.Duration(0)
+	for n := range 3 {
+		r.raw.drives()[1].dev.(*fault.Device).Vanish()
+		r.sees(1)
+		image, err := os.ReadFile(r.w.path("ssd1.img"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(r.w.path("back"), image, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.w.rename("back", "ssd1.img")
+		r.sees(3)
+		least += lookForDrivesEvery << n
+	}
+	if took := time.Since(began); took < least {
+		t.Errorf("it was in service again three times within %v, must take %v", took, least)
+	}
+	if n := reflect.ValueOf(r.raw.publisher).Elem().FieldByName("undrained").Len(); n > 0 {
+		t.Errorf("%d drives are kept for requests that they may still have", n)
+	}
+}
+
+// TestADriveThatIsGoneAndStaysIsNotAskedAgain: one with a swap area is not withdrawn, and each request to it is an
+// error of the drive.
+func TestADriveThatIsGoneAndStaysIsNotAskedAgain(t *testing.T) {
+	w := newWorld(t)
+	gone := strings.Replace(lender, "kv_swap", "fault: {delay: 1us, delay_probability: 0}, kv_swap", 1)
+	w.configure([]string{fastSource, gone}, swapNamespaces)
+	cfg, err := w.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := start(Options{Config: cfg, Load: w.load, Stderr: &lines{}, Version: "test", CloseTimeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.beginStop()
+		n.stop()
+	})
+	d := n.drives()[1]
+	d.dev.(*fault.Device).Vanish()
+	var state awaited
+	var opening sync.WaitGroup
+	before := d.drive.Stats().Errors.Load()
+	n.attendDrive(1, &state, make(chan arrival), &opening)
+	if now := d.drive.Stats().Errors.Load(); now != before || state != (awaited{}) {
+		t.Errorf("%d requests have failed; %+v", now-before, state)
+	}
 }

@@ -20,7 +20,7 @@ const eraseStep = 32 << 20
 // Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; the drive's.
 func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, progress func(done units.Bytes),
 	stop <-chan struct{}) error {
-	if err := p.drain(d, stop); err != nil {
+	if err := p.Drain(d, stop); err != nil {
 		return err
 	}
 	begin, end := offset, offset.Add(length)

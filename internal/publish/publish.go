@@ -167,13 +167,13 @@ func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 	if !undrained {
 		return nil
 	}
-	return p.drain(d, stop)
+	return p.Drain(d, stop)
 }
 
-// drain waits until a drive has nothing that was sent before, and so nothing of stores that were not closed in time.
+// Drain waits until a drive has nothing that was sent before, and so nothing of stores that were not closed in time.
 //
 // Errors: those of target.Service.DrainDrive.
-func (p *Publisher) drain(d *drive.Drive, stop <-chan struct{}) error {
+func (p *Publisher) Drain(d *drive.Drive, stop <-chan struct{}) error {
 	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
 		return err
 	}

@@ -235,7 +235,8 @@ over() {
   # The logs wrap first: otherwise compaction begins in the middle of the row, and looks like an effect of the event.
   # A write of a hot key may be of unknown outcome after a ChainHead has moved: that is no reason to stop.
   if [ -z "$quick" ]; then
-    kv run -p recordcount="$keys" -p operationcount=$((4 * keys)) $(mix 0 1) --depth 64 --continue_on_error > "$work/wrap.out" || true
+    kv run -p recordcount="$keys" -p operationcount=$((4 * keys)) $(mix 0 1) --depth 64 --continue_on_error \
+      > "$work/wrap.out" || true
   fi
   before=$(busy)
   kv run $args > "$work/run.out" &

@@ -36,15 +36,7 @@ var armTests = []struct{ pkg, run string }{
 }
 
 // armConfig is that of a node of two drives that jbofd drives itself, and one that the kernel does.
-const armConfig = `node: {name: arm, data_dir: /tmp/data}
-metrics: {address: ""}
-admin: {socket: /tmp/admin.sock}
-discovery: {address: ""}
-listeners: [{address: "10.0.2.15:%d"}]
-ssds:
-  - {name: a, backend: nvme, address: "0000:01:00.0"}
-  - {name: b, backend: nvme, address: "0000:02:00.0"}
-  - {name: c, backend: file, path: /dev/nvme2n1}
+const armConfig = twoNVMeDrives + `  - {name: c, backend: file, path: /dev/nvme2n1}
 subsystems:
   - nqn: nqn.2026-11.example.jbofd:drives
     allow_any_host: true

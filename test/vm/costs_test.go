@@ -16,7 +16,8 @@ func TestCostsOfBackends(t *testing.T) {
 	}
 	dir := t.TempDir()
 	tests := filepath.Join(dir, "vfio.test")
-	if err := goCommand(PC.goEnvironment(), "test", "-c", "-o", tests, "./internal/ssd/vfio"); err != nil {
+	err := goCommand(PC.goEnvironment(), "test", "-tags", "costs", "-c", "-o", tests, "./internal/ssd/vfio")
+	if err != nil {
 		t.Fatal(err)
 	}
 	options := BootOptions{Modules: append(append([]string(nil), hostModules...), vfioModules...),

@@ -123,7 +123,8 @@ func (g *nvmeGuest) load(args ...string) *exec.Cmd {
 		"--nqn", "nqn.2026-11.example.jbofd:drives", "--json", "-q"}, args...)...)
 }
 
-const nvmeConfig = `node: {name: vm, data_dir: /tmp/data}
+// twoNVMeDrives begins the configuration of a guest that listens at a port, and has two drives that jbofd drives itself.
+const twoNVMeDrives = `node: {name: vm, data_dir: /tmp/data}
 metrics: {address: ""}
 admin: {socket: /tmp/admin.sock}
 discovery: {address: ""}
@@ -131,7 +132,9 @@ listeners: [{address: "10.0.2.15:%d"}]
 ssds:
   - {name: a, backend: nvme, address: "0000:01:00.0"}
   - {name: b, backend: nvme, address: "0000:02:00.0"}
-  - {name: c, backend: nvme, address: "0000:03:00.0"}
+`
+
+const nvmeConfig = twoNVMeDrives + `  - {name: c, backend: nvme, address: "0000:03:00.0"}
 subsystems:
   - nqn: nqn.2026-11.example.jbofd:drives
     allow_any_host: true
