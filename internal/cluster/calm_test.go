@@ -74,6 +74,11 @@ func TestTheTroubleOfAPartitionIsNotThatOfTheNextOneOfItsNumber(t *testing.T) {
 	if got := n.lead.troubles; len(got) != 1 || got[uuid.UUID{77}] != want {
 		t.Errorf("%v, want the trouble of the new partition, since now", got)
 	}
+	m.Partitions[0].ID, m.Partitions[0].Out = uuid.UUID{78}, true // an earlier manager has put it out
+	want = trouble{firstNS: 5000, lastNS: 5000, times: 1, out: true, process: m.Admitted[0]}
+	if n.setPartitionsOut(m); n.lead.troubles[uuid.UUID{78}] != want {
+		t.Errorf("%+v, want %+v", n.lead.troubles, want)
+	}
 	m.Partitions[0] = view.Partition{}
 	if n.setPartitionsOut(m); len(n.lead.troubles) != 0 {
 		t.Errorf("%v, want none without a partition", n.lead.troubles)

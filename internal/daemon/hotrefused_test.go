@@ -154,12 +154,52 @@ func TestADriveThatIsGoneAndStaysIsNotAskedAgain(t *testing.T) {
 		n.stop()
 	})
 	d := n.drives()[1]
+	var opening sync.WaitGroup
+	for since, want := range map[time.Duration]time.Duration{maxOpenWait / 2: time.Hour, maxOpenWait + 1: 0} {
+		served := awaited{at: time.Now().Add(-since), wait: time.Hour}
+		if n.attendDrive(1, &served, nil, &opening); served.wait != want {
+			t.Errorf("served for %v: %+v", since, served)
+		}
+	}
 	d.dev.(*fault.Device).Vanish()
 	var state awaited
-	var opening sync.WaitGroup
 	before := d.drive.Stats().Errors.Load()
 	n.attendDrive(1, &state, make(chan arrival), &opening)
 	if now := d.drive.Stats().Errors.Load(); now != before || state != (awaited{}) {
 		t.Errorf("%d requests have failed; %+v", now-before, state)
 	}
+}
+
+// TestNewNamespacesAreMadeBesideADriveThatIsMissing: at a start, and on a drive that appears and is blank.
+func TestNewNamespacesAreMadeBesideADriveThatIsMissing(t *testing.T) {
+	const missing = "{name: ssd2, backend: file, path: DIR/ssd2.img, calibrate: false}"
+	const used = "{name: ssd1, backend: file, path: DIR/ssd1.img, size: 96MiB, create: true, calibrate: false}"
+	there := strings.Replace(used, "size: 96MiB, create: true, ", "", 1)
+	nss := []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB}"}
+	w := newWorld(t)
+	w.configure([]string{memSSD, used}, nss)
+	w.mustStart().mustStop()
+	nss = append(nss, "{nsid: 3, ssd: ssd2, size: 16MiB}", "{nsid: 4, ssd: ssd1, size: 16MiB}")
+	w.configure([]string{memSSD, there, missing}, nss)
+	n := w.mustStart()
+	if got := len(n.namespaces(n.connect())); got != 3 {
+		t.Errorf("a start makes %d namespaces, want those of both drives that are there", got)
+	}
+	n.mustStop()
+	w.rename("ssd1.img", "away")
+	n = w.mustStart()
+	host := n.connect()
+	if err := os.WriteFile(w.path("blank"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(w.path("blank"), 96<<20); err != nil {
+		t.Fatal(err)
+	}
+	w.rename("blank", "ssd1.img")
+	eventually(t, "the blank drive is used", func() error {
+		if got := len(n.namespaces(host)); got != 3 {
+			return fmt.Errorf("%d namespaces", got)
+		}
+		return nil
+	})
 }

@@ -123,7 +123,8 @@ func (g *nvmeGuest) load(args ...string) *exec.Cmd {
 		"--nqn", "nqn.2026-11.example.jbofd:drives", "--json", "-q"}, args...)...)
 }
 
-// twoNVMeDrives begins the configuration of a guest that listens at a port, and has two drives that jbofd drives itself.
+// twoNVMeDrives begins the configuration of a guest that listens at a port, and has two drives that jbofd drives
+// itself.
 const twoNVMeDrives = `node: {name: vm, data_dir: /tmp/data}
 metrics: {address: ""}
 admin: {socket: /tmp/admin.sock}

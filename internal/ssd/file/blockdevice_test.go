@@ -85,33 +85,46 @@ func TestABlockDeviceOfADeadProcessIsWaitedFor(t *testing.T) {
 }
 
 // TestABlockDeviceThatWasPulledIsGone: the kernel leaves it with a capacity of 0, and fails writes as if there were no
-// space.
+// space. Whoever asks first learns it.
 func TestABlockDeviceThatWasPulledIsGone(t *testing.T) {
+	request := func(op ssd.Op) func(*testing.T, *Device, ssd.Queue) error {
+		return func(t *testing.T, _ *Device, q ssd.Queue) error {
+			return ssdtest.Do(t, q, ssd.Request{Op: op, Offset: 4096, Len: 512, Buf: make([]byte, 512)})
+		}
+	}
 	forEachEngine(t, func(t *testing.T, engine string) {
-		path := loop(t, 512)
-		d := open(t, Config{Path: path, Engine: engine, SizeBytes: 16 << 20})
-		q := openQueue(t, d, 1)
-		if err := d.Healthy(); err != nil {
-			t.Fatal(err)
-		}
-		backing, err := exec.Command("losetup", "--noheadings", "--output", "BACK-FILE", path).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Truncate(strings.TrimSpace(string(backing)), 0); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
-			t.Fatalf("%v %s", err, out)
-		}
-		for _, op := range []ssd.Op{ssd.Read, ssd.Write} {
-			err := ssdtest.Do(t, q, ssd.Request{Op: op, Offset: 4096, Len: 512, Buf: make([]byte, 512)})
-			if !errors.Is(err, ssd.ErrGone) {
-				t.Errorf("%v: %v", op, err)
+		for name, ask := range map[string]func(*testing.T, *Device, ssd.Queue) error{
+			"read": request(ssd.Read), "write": request(ssd.Write),
+			"is it healthy": func(_ *testing.T, d *Device, _ ssd.Queue) error { return d.Healthy() },
+		} {
+			path := loop(t, 512)
+			d := open(t, Config{Path: path, Engine: engine, SizeBytes: 16 << 20})
+			q := openQueue(t, d, 1)
+			if err := d.Healthy(); err != nil {
+				t.Fatal(err)
+			}
+			pull(t, path)
+			if err := ask(t, d, q); !errors.Is(err, ssd.ErrGone) {
+				t.Errorf("%s: %v", name, err)
+			}
+			if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
+				t.Errorf("after %s: %v", name, err)
 			}
 		}
-		if err := d.Healthy(); !errors.Is(err, ssd.ErrGone) {
-			t.Error(err)
-		}
 	})
+}
+
+// pull gives a loop device a capacity of 0.
+func pull(t *testing.T, path string) {
+	t.Helper()
+	backing, err := exec.Command("losetup", "--noheadings", "--output", "BACK-FILE", path).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(strings.TrimSpace(string(backing)), 0); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("losetup", "--set-capacity", path).CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
 }
