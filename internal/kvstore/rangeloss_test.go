@@ -2,6 +2,8 @@ package kvstore
 
 import (
 	"math"
+	"math/bits"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore/format"
@@ -38,6 +40,19 @@ func (r *ranged) hurt(n int, value bool) map[string]bool {
 	return lost
 }
 
+// parts returns whether positions are all of one of the segments that keys have now.
+func (r *ranged) parts(keys map[string]bool) func(first, last uint64) bool {
+	var all [][2]uint64
+	for key := range keys {
+		number := r.s.SegmentOf([]byte(key))
+		first := bits.Reverse64(uint64(number))
+		all = append(all, [2]uint64{first, first + (math.MaxUint64 >> r.s.tbl.Bits(number))})
+	}
+	return func(first, last uint64) bool {
+		return slices.ContainsFunc(all, func(p [2]uint64) bool { return first >= p[0] && last <= p[1] })
+	}
+}
+
 // TestALossIsNeverPassedForComplete: results say where something is lost, and have everything else.
 func TestALossIsNeverPassedForComplete(t *testing.T) {
 	for seed := range Seeds(t, 3) {
@@ -46,6 +61,7 @@ func TestALossIsNeverPassedForComplete(t *testing.T) {
 			r.change(800, 600)
 		}
 		segments := r.hurt(5, false)
+		inDamaged := r.parts(segments)
 		values := map[string]bool{}
 		if seed%3 > 0 {
 			values = r.hurt(3, true)
@@ -85,7 +101,8 @@ func TestALossIsNeverPassedForComplete(t *testing.T) {
 						hits++
 					}
 				}
-				if b.Lost() && hits == 0 {
+				// A split makes two lossy segments of one that has been written again. One may have had no key.
+				if b.Lost() && hits == 0 && !inDamaged(from.Position, to.Position-1) {
 					t.Fatalf("op %d: nothing is lost from %v to %v", op, from, to)
 				}
 				if b.Lost() {
