@@ -7,7 +7,8 @@ import (
 	"jbofd/internal/kvstore/format"
 )
 
-// compare reads all keys, and takes the result as their content from then on.
+// compare reads all keys, and takes the result as their content from then on. A write that failed may still be found
+// after a restart, as long as no later one has succeeded.
 func (m *model) compare(restarted bool) {
 	m.t.Helper()
 	objects := int64(0)
@@ -32,9 +33,15 @@ func (m *model) compare(restarted bool) {
 			m.t.Fatalf("key %d (%x): status %d, length %d, want one of %v; all: %v", i, h.name, p.Status, p.ValueLen,
 				may, h.events)
 		}
+		later := slices.DeleteFunc(h.possible(m.clock, m.clock, true), func(e event) bool {
+			return restarted || e.state != failed
+		})
+		for j := range later {
+			later[j].end = never
+		}
 		h.open = nil
-		h.events = []event{{version: may[at].version, size: may[at].size, state: done, start: m.clock, end: m.clock,
-			given: p.Version}}
+		h.events = append([]event{{version: may[at].version, size: may[at].size, state: done, start: m.clock,
+			end: m.clock, given: p.Version}}, later...)
 		if may[at].size != absent {
 			objects++
 		}
