@@ -84,8 +84,12 @@ type Partition struct {
 	lost    bool
 	// quiet is set when the store was given up, and closed when no drive has an I/O of the partition any more.
 	quiet chan struct{}
-	// resized is closed when the resize that is under way has ended.
-	resized chan struct{}
+	// resized is closed when the resize that is under way has ended, or, with resizeLost, when one of the store's I/Os
+	// has found the drive vanished.
+	resized    chan struct{}
+	resizeLost bool
+	// heardNS is when the drive has ended one of the store's I/Os last, or when it got the first one that it has.
+	heardNS int64
 	// swapping is nil until the store is open, and without swapping.
 	swapping *swapper
 	queues   [numQueues]waiting

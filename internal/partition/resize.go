@@ -9,9 +9,10 @@ import (
 
 	"jbofd/internal/invariants"
 	"jbofd/internal/kvstore"
+	"jbofd/internal/ssd"
 )
 
-// ErrStopped is wrapped by the error of a Resize that has been told to stop. The partition has its old size.
+// ErrStopped is wrapped by the error of a Resize that has been told to stop.
 var ErrStopped = errors.New("the change of the size was stopped")
 
 // ResizeOptions describe what a partition is to become.
@@ -21,7 +22,7 @@ type ResizeOptions struct {
 	PartitionBytes, ExtentBytes int64
 	// Progress, if set, is called every few seconds while a partition shrinks: how much of what is taken away is empty.
 	Progress func(done, of int64)
-	// Stop, once it is closed, ends a shrink that has not come to the end; nil: nothing does.
+	// Stop, once it is closed, ends Resize within stopPatience; nil: nothing does.
 	Stop <-chan struct{}
 }
 
@@ -52,8 +53,12 @@ func (p *Partition) checkResize(bytes int64) error {
 // as moving what lies behind the new end, at the weight of the background; then the end of the extent, from
 // PartitionBytes on, may be taken away. If the daemon dies before, the partition opens with either length.
 //
-// Errors: kvstore.ErrResize; ErrStopped; there is no address space for the SegTbl. The partition has its old length
-// then.
+// Resize does not wait for a drive that has vanished or, for resizePatience, has answered nothing. After such an error,
+// and after ErrStopped, the partition may get the new length nevertheless, if the drive answers: SizeBytes says what it
+// has.
+//
+// Errors: kvstore.ErrResize or no address space for the SegTbl, and the partition has its old length; ErrStopped;
+// ssd.ErrGone, the drive has vanished; one without a sentinel, if it does not answer.
 func (p *Partition) Resize(o ResizeOptions) error {
 	p.driver.Lock()
 	ended, err := p.beginResize(o)
@@ -62,13 +67,22 @@ func (p *Partition) Resize(o ResizeOptions) error {
 		return err
 	}
 	env := p.driver.Env()
-	stopped := false
+	stoppedNS := int64(0)
 	for told := env.Now(); !env.Wait(ended, lookEvery); {
-		select {
-		case <-o.Stop:
-			stopped = true
+		if stoppedNS == 0 {
+			select {
+			case <-o.Stop:
+				stoppedNS = env.Now()
+				p.cancelResize()
+			default:
+			}
+		} else if env.Now()-stoppedNS > int64(stopPatience) {
+			return ErrStopped
+		}
+		if p.unanswered() > resizePatience {
 			p.cancelResize()
-		default:
+			return fmt.Errorf("the drive has answered nothing for %v; the size may change when it does",
+				resizePatience)
 		}
 		if o.Progress != nil && env.Now()-told >= int64(resizingEvery) {
 			told = env.Now()
@@ -78,16 +92,38 @@ func (p *Partition) Resize(o ResizeOptions) error {
 		}
 	}
 	p.driver.Lock()
-	defer p.driver.Unlock()
-	switch st := p.store.ResizeState(); {
-	case st.Err != nil && stopped:
+	st, lost := p.store.ResizeState(), p.resizeLost
+	p.driver.Unlock()
+	switch {
+	case st.Err != nil && stoppedNS != 0:
 		return fmt.Errorf("%w: %w", ErrStopped, st.Err)
 	case st.Err != nil:
 		return st.Err
+	case st.Running && lost:
+		p.cancelResize()
+		return fmt.Errorf("while it was changed: %w", ssd.ErrGone)
 	case st.Running:
 		return fmt.Errorf("%w to %d bytes: it was closed", kvstore.ErrResize, o.PartitionBytes)
 	}
 	return nil
+}
+
+const (
+	// resizePatience is how long Resize waits for a drive that answers nothing. It is longer than a drive takes that
+	// works, its retries included.
+	resizePatience = time.Minute
+	// stopPatience is how long Resize waits, once it is to stop, for a shrink that it has cancelled.
+	stopPatience = 100 * time.Millisecond
+)
+
+// unanswered is how long the drive has had I/Os of the store and has ended none.
+func (p *Partition) unanswered() time.Duration {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	if p.atDrive == 0 {
+		return 0
+	}
+	return time.Duration(p.driver.Env().Now() - p.heardNS)
 }
 
 // resizingEvery is how often ResizeOptions.Progress is told.
@@ -114,7 +150,7 @@ func (p *Partition) beginResize(o ResizeOptions) (ended <-chan struct{}, err err
 	// The store must accept: moveSegTbl may have unmapped the memory of the table that it has.
 	invariants.Check(err == nil, "partition: a resize was refused that had been checked")
 	done := make(chan struct{})
-	p.resized = done
+	p.resized, p.resizeLost = done, false
 	p.turn()
 	return done, nil
 }
@@ -138,7 +174,7 @@ func (p *Partition) ResizeState() kvstore.ResizeState {
 
 // endResize tells Resize when the store has ended a resize, or will not. Needs ownership.
 func (p *Partition) endResize() {
-	if p.resized != nil && (p.phase == gone || !p.store.ResizeState().Running) {
+	if p.resized != nil && (p.phase == gone || p.resizeLost || !p.store.ResizeState().Running) {
 		close(p.resized)
 		p.resized = nil
 	}

@@ -40,7 +40,7 @@ func (p *Partition) turn() {
 	now := p.driver.Now()
 	p.tellWall(now)
 	l := p.swapping
-	p.takeDone()
+	p.takeDone(now)
 	aborted := p.aborting.Load() && p.aborting.Swap(false) // before takeInbox, which may set it again
 	p.takeInbox()
 	if aborted {
@@ -72,7 +72,7 @@ func (p *Partition) turn() {
 		}
 		p.memory.returnSegTbl(p.store.SegTblBytes())
 	}
-	p.submit()
+	p.submit(now)
 	if l != nil {
 		l.submit()
 	}
@@ -155,13 +155,14 @@ func (p *Partition) discardDone() {
 }
 
 // takeDone hands the device's completions to the store.
-func (p *Partition) takeDone() {
+func (p *Partition) takeDone(now int64) {
 	for n := p.done.Take(); n != nil; {
 		d := n.Item
 		n = n.Detach()
 		p.atDrive--
-		if p.phase == closing && errors.Is(d.Err, ssd.ErrGone) {
-			p.lost = true
+		p.heardNS = now
+		if d.Err != nil && errors.Is(d.Err, ssd.ErrGone) {
+			p.lost, p.resizeLost = p.phase == closing, true
 		}
 		if d.CreditUnits > 0 {
 			p.tenant(d.Tenant).creditUnits = d.CreditUnits
@@ -347,7 +348,7 @@ func (p *Partition) complete(r *Request) {
 }
 
 // submit hands the store's I/Os to the drive.
-func (p *Partition) submit() {
+func (p *Partition) submit(now int64) {
 	for i := range p.acts.IOs {
 		q := &p.acts.IOs[i]
 		for int(q.Tag) >= len(p.ios) {
@@ -371,6 +372,9 @@ func (p *Partition) submit() {
 			d.Credited = t.credited
 		}
 		p.batch.Add(&d.IO)
+	}
+	if p.atDrive == 0 {
+		p.heardNS = now
 	}
 	p.atDrive += len(p.acts.IOs)
 	p.acts.IOs = p.acts.IOs[:0]

@@ -1,6 +1,9 @@
 package publish
 
 import (
+	"fmt"
+	"time"
+
 	"jbofd/internal/drive"
 	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/pipeline"
@@ -11,13 +14,24 @@ import (
 // eraseStep is how many bytes one request zeroes. It is small, so that hosts' I/O is served in between.
 const eraseStep = 32 << 20
 
+const (
+	// erasePatience is how long the drive may take for a step: longer than one does that works, its retries included.
+	erasePatience = time.Minute
+	// stopEvery is how long Erase may take to see that it is to stop.
+	stopEvery = 10 * time.Millisecond
+)
+
+// ErrUnanswered: a drive has not answered for erasePatience.
+var ErrUnanswered = fmt.Errorf("the drive has not answered for %v; try again when it does", erasePatience)
+
 // Erase zeroes a range of a drive whose namespace is not published any more, so that the next user of the range does
 // not see what it held. It first waits, for 10 s at most, until the commands that the drive had before have ended:
 // otherwise a slow write could still overwrite the zeroes. When it returns without an error, the zeroes are durable;
-// after an error some of the range may be zeroed, and the caller may try again. It ends early when stop is closed.
-// Unless nil, progress is told how many bytes are zeroed, after each step.
+// after an error some of the range may be zeroed, also later, and the caller may try again. It ends early when stop is
+// closed, and does not wait for a drive that does not answer. Unless nil, progress is told how many bytes are zeroed,
+// after each step.
 //
-// Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; the drive's.
+// Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; ErrUnanswered; the drive's.
 func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, progress func(done units.Bytes),
 	stop <-chan struct{}) error {
 	if err := p.Drain(d, stop); err != nil {
@@ -25,39 +39,58 @@ func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units
 	}
 	begin, end := offset, offset.Add(length)
 	for ; offset < end; offset = offset.Add(eraseStep) {
-		select {
-		case <-stop:
-			return target.ErrStopped
-		default:
-		}
 		io := &drive.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap, Offset: offset,
 			Len: min(eraseStep, end.Sub(offset))}
-		if err := do(d, io); err != nil {
+		if err := do(d, io, erasePatience, stop); err != nil {
 			return err
 		}
 		if progress != nil {
 			progress(offset.Add(io.Len).Sub(begin))
 		}
 	}
-	return Flush(d)
+	return do(d, &drive.IO{Op: pipeline.Flush}, erasePatience, stop)
 }
 
-// Flush flushes a drive.
+// Flush flushes a drive, however long that takes.
 //
 // Errors: the drive's.
-func Flush(d *drive.Drive) error { return do(d, &drive.IO{Op: pipeline.Flush}) }
+func Flush(d *drive.Drive) error { return do(d, &drive.IO{Op: pipeline.Flush}, -1, nil) }
 
 // waitSink is the drive.Sink of one IO. It gets a value when the IO is done.
 type waitSink chan struct{}
 
-// do submits io and waits until it is done.
-func do(d *drive.Drive, io *drive.IO) error {
+// do submits io and waits until it is done; unless patience is negative, no longer than that. An io that is not waited
+// for any more is carried out nevertheless, unless it still waits for its turn.
+//
+// Errors: target.ErrStopped, ErrUnanswered; the drive's.
+func do(d *drive.Drive, io *drive.IO, patience time.Duration, stop <-chan struct{}) error {
+	select {
+	case <-stop:
+		return target.ErrStopped
+	default:
+	}
 	s := make(waitSink, 1)
 	io.Init(s, 0)
 	var b drive.Batch
 	b.Add(io)
 	d.Submit(&b)
-	d.Env().Wait(s, -1)
+	env := d.Env()
+	if patience < 0 {
+		env.Wait(s, -1)
+		return io.Err
+	}
+	for late := env.Now() + int64(patience); !env.Wait(s, stopEvery); {
+		select {
+		case <-stop:
+			d.Abort(io)
+			return target.ErrStopped
+		default:
+		}
+		if env.Now() >= late {
+			d.Abort(io)
+			return ErrUnanswered
+		}
+	}
 	return io.Err
 }
 

@@ -243,3 +243,51 @@ func TestErasedIsZeroAndDrained(t *testing.T) {
 		t.Errorf("after the stop: %v, want %v", err, target.ErrStopped)
 	}
 }
+
+// TestNothingWaitsForADriveThatHangsWhileItIsErased: it ends when the node is to stop, and after a minute. What the
+// drive has then keeps it from being erased again. A slow drive is waited for.
+func TestNothingWaitsForADriveThatHangsWhileItIsErased(t *testing.T) {
+	const hour = int64(time.Hour)
+	for _, c := range []struct {
+		name  string
+		op    ssd.Op
+		takes int64
+		stop  bool
+		wants error
+		most  time.Duration
+	}{
+		{"zeroes", ssd.WriteZeroes, hour, false, ErrUnanswered, time.Minute + time.Second},
+		{"the flush", ssd.Flush, hour, false, ErrUnanswered, time.Minute + time.Second},
+		{"zeroes and a stop", ssd.WriteZeroes, hour, true, target.ErrStopped, time.Second / 2},
+		{"the flush and a stop", ssd.Flush, hour, true, target.ErrStopped, time.Second / 2},
+		{"slow zeroes", ssd.WriteZeroes, 50e9, false, nil, time.Hour},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r, stop := newRig(t), make(chan struct{})
+			r.disk.Hold = func(q *ssd.Request) int64 {
+				if q.Op != c.op {
+					return 0
+				}
+				if c.stop {
+					r.sim.After(1e6, func() { close(stop) })
+				}
+				return c.takes
+			}
+			began := r.sim.Now()
+			err := r.publisher.Erase(r.drive, 0, storeBytes, nil, stop)
+			took := time.Duration(r.sim.Now() - began)
+			if !errors.Is(err, c.wants) || took > c.most {
+				t.Errorf("%v after %v", err, took)
+			}
+			if r.disk.Hold = nil; c.wants != nil {
+				if err := r.publisher.Erase(r.drive, 0, storeBytes, nil, nil); !errors.Is(err, target.ErrInFlight) {
+					t.Errorf("erased again: %v", err)
+				}
+			}
+			r.sim.Run(r.sim.Now()+2*hour, func() bool { return len(r.disk.Flights) == 0 })
+			if err := r.publisher.Erase(r.drive, 0, storeBytes, nil, nil); err != nil {
+				t.Errorf("the drive has answered: %v", err)
+			}
+		})
+	}
+}
