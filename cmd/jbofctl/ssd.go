@@ -51,6 +51,21 @@ func writeCost(d admin.SSD) string {
 	return strconv.FormatFloat(d.WriteCost, 'f', 1, 64)
 }
 
+// memory describes memory of a drive.
+func memory(m admin.Memory) string {
+	text := size(m.SizeBytes) + ", volatile"
+	if m.Persistent {
+		text = size(m.SizeBytes) + ", persistent"
+	}
+	if m.NotRestored {
+		text += ", not restored after a loss of power"
+	}
+	if m.Error != "" {
+		text += ", " + m.Error
+	}
+	return text
+}
+
 // ssdAnswer is one drive.
 type ssdAnswer struct {
 	APIVersion string `json:"apiVersion"`
@@ -75,6 +90,9 @@ func (x *cli) ssdShow(c *cobra.Command, args []string) error {
 		row(t, "congestion", a.CongestionState)
 		row(t, "write cost", writeCost(a.SSD))
 		row(t, "health", health(a.Health))
+		for _, m := range a.Memory {
+			row(t, m.Kind, memory(m))
+		}
 		if a.Error != "" {
 			row(t, "error", a.Error)
 		}
@@ -139,6 +157,7 @@ func describe(dev ssd.Device) ssdAnswer {
 	if h, ok := ssd.HealthOf(dev); ok {
 		a.Health = admin.NewHealth(&h)
 	}
+	a.Memory = admin.NewMemory(dev)
 	return a
 }
 

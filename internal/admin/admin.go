@@ -165,6 +165,8 @@ type SSD struct {
 	WriteCost       float64 `json:"writeCost"`
 	// Health is what the drive says of itself; nil if it does not say anything.
 	Health *Health `json:"health,omitempty"`
+	// Memory is the memory that the drive has beside its namespaces.
+	Memory []Memory `json:"memory,omitempty"`
 	// ActiveTenants is the number of tenants that have commands waiting or outstanding.
 	ActiveTenants int `json:"activeTenants"`
 }

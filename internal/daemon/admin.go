@@ -322,6 +322,7 @@ func (n *Node) listSSDs() any {
 		if h, ok := d.health(); ok {
 			a.Health = admin.NewHealth(&h)
 		}
+		a.Memory = admin.NewMemory(d.dev)
 		if err := d.dev.Healthy(); err != nil {
 			a.Error = err.Error()
 		}

@@ -3,7 +3,8 @@
 //
 // Sub-packages implement it: mem (DRAM), file (regular files and block devices, with io_uring or worker threads), model
 // (an emulated drive with the timing of a flash drive) and fault (a wrapper that injects seeded errors, delays, and
-// torn or lost unflushed writes). Package label keeps the on-drive table of extents.
+// torn or lost unflushed writes). A drive may have an Area, memory of its own, beside its queues. Package label keeps
+// the on-drive table of extents.
 package ssd
 
 import (

@@ -115,6 +115,9 @@ type Device struct {
 	mapping  sync.Mutex
 	unmapped error
 
+	// areas are the memory of the controller, constant after Open.
+	areas []*area
+
 	gone atomic.Bool
 	// health is what the SMART log has said last, or nil. heard counts the drive's events, by kind. attention is the
 	// keeper's.
@@ -209,9 +212,12 @@ func (d *Device) open() error {
 		d.regions = make([]atomic.Uint64, p.Regions())
 	}
 	if !d.props.WriteZeroes {
-		d.zeroes, d.zeroesAt, err = d.ctrl.Alloc(zeroesBytes)
+		if d.zeroes, d.zeroesAt, err = d.ctrl.Alloc(zeroesBytes); err != nil {
+			return err
+		}
 	}
-	return err
+	d.openAreas()
+	return nil
 }
 
 // zeroesBytes is the length of Device.zeroes, and bounceBytes that of a buffer for a copy.

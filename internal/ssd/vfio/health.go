@@ -183,11 +183,13 @@ func (d *Device) readLog(lid uint8) ([]byte, error) {
 // activating reports whether the controller activates firmware.
 func (d *Device) activating() bool { return !d.attention.activated.IsZero() && !d.gone.Load() }
 
-// readHealth reads the SMART log. A drive that refuses it has no Health.
+// readHealth reads the SMART log, and the status of the controller's memory. A drive that refuses the log has no
+// Health.
 //
 // Errors: those after which the controller has to be reset.
 func (d *Device) readHealth() error {
 	d.attention.healthAt = time.Now().Add(d.cfg.HealthEvery)
+	d.lookAtAreas()
 	b, err := d.readLog(nvme.LIDSMART)
 	var refused pcie.StatusError
 	switch {

@@ -74,6 +74,7 @@ func (d *Device) end() {
 		_ = d.ctrl.Shutdown()
 		_ = d.ctrl.Disable()
 	}
+	d.failAreas()
 	d.fn.Revoke()
 }
 
@@ -181,10 +182,13 @@ func (d *Device) reset(why error) {
 	d.eachQueue(func(q *queue) { q.restart(why) })
 }
 
-// renew resets the controller, the function too if need be, and restarts it. The queues have been stopped.
+// renew resets the controller, the function too if need be, and restarts it. The queues have been stopped. Who uses an
+// area waits meanwhile.
 //
 // Errors: those of pcie.Controller.Disable and Function.Reset, and of restart.
 func (d *Device) renew() error {
+	d.holdAreas()
+	defer d.releaseAreas()
 	err := d.ctrl.Disable()
 	if err != nil && !errors.Is(err, pcie.ErrGone) {
 		if err = d.fn.Reset(); err == nil {
@@ -214,8 +218,8 @@ func (d *Device) restart() error {
 	return err
 }
 
-// giveUp ends the device's access to memory, and then all requests, with ssd.ErrGone. The queues are stopped before
-// Revoke, so that nobody uses the registers meanwhile.
+// giveUp ends the device's access to memory, and then all requests, with ssd.ErrGone. The queues and the areas are
+// stopped before Revoke, so that nobody uses the registers meanwhile.
 func (d *Device) giveUp(why error) {
 	if d.gone.Swap(true) {
 		return
@@ -224,6 +228,7 @@ func (d *Device) giveUp(why error) {
 	d.why = fmt.Errorf("%w: %s: %w", ssd.ErrGone, d.cfg.Address, why)
 	d.mu.Unlock()
 	d.eachQueue((*queue).stop)
+	d.failAreas()
 	d.fn.Revoke()
 	d.eachQueue((*queue).fail)
 }

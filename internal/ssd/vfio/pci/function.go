@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"sync"
@@ -48,6 +49,8 @@ type Function struct {
 	bar     pcie.MMIO
 	vectors []*eventfd.Event
 	removed *eventfd.Event
+	// memory are the mappings of MapBAR, which Revoke ends.
+	memory []pcie.MMIO
 	// masks is the table of MSI-X, with unmasked why there is none.
 	masks    maskTable
 	unmasked error
@@ -245,6 +248,59 @@ func (f *Function) Map(memory []byte) (uint64, error) {
 	return at, nil
 }
 
+// BARBytes implements pcie.Function.
+func (f *Function) BARBytes(bar uint8) int64 {
+	if bar >= bars {
+		return 0
+	}
+	r, err := getRegionInfo(f.device, regionBAR0+uint32(bar))
+	if err != nil || r.flags&regionMmap == 0 || r.size > math.MaxInt64 {
+		return 0
+	}
+	return int64(r.size)
+}
+
+// MapBAR implements pcie.Function. The kernel maps BARs uncached, so that the processor neither combines accesses nor
+// keeps them back.
+func (f *Function) MapBAR(bar uint8, offset, bytes int64) (pcie.Memory, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.revoked {
+		return nil, os.ErrClosed
+	}
+	if bar >= bars || bytes <= 0 || offset < 0 {
+		return nil, fmt.Errorf("%d bytes at %#x of BAR %d", bytes, offset, bar)
+	}
+	m, first, err := f.mapBAR(uint32(bar), offset, bytes)
+	if err != nil {
+		return nil, err
+	}
+	f.memory = append(f.memory, m)
+	return m[first:], nil
+}
+
+// mapBAR maps a range of a BAR, which begins at first of the mapping.
+//
+// Errors: the range is not in the BAR, or cannot be mapped.
+func (f *Function) mapBAR(bar uint32, offset, bytes int64) (m pcie.MMIO, first int, err error) {
+	r, err := getRegionInfo(f.device, regionBAR0+bar)
+	if err != nil {
+		return nil, 0, fmt.Errorf("BAR %d: %w", bar, err)
+	}
+	if r.flags&regionMmap == 0 || uint64(offset) > r.size || uint64(bytes) > r.size-uint64(offset) {
+		return nil, 0, fmt.Errorf("BAR %d has %d bytes and flags %#x, want %d at %#x that can be mapped", bar, r.size,
+			r.flags, bytes, offset)
+	}
+	from := offset &^ (int64(unix.Getpagesize()) - 1)
+	first = int(offset - from)
+	m, err = unix.Mmap(f.device, int64(r.offset)+from, first+int(bytes), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
+	if err != nil {
+		return nil, 0, fmt.Errorf("mapping %d bytes of BAR %d: %w", bytes, bar, err)
+	}
+	return m, first, nil
+}
+
 // Vectors implements pcie.Function.
 func (f *Function) Vectors() int { return len(f.vectors) }
 
@@ -284,6 +340,10 @@ func (f *Function) revoke() error {
 	}
 	f.maps = nil
 	errs = append(errs, f.masks.close())
+	for _, m := range f.memory {
+		errs = append(errs, unix.Munmap(m))
+	}
+	f.memory = nil
 	if f.bar != nil {
 		errs = append(errs, unix.Munmap(f.bar))
 		f.bar = nil

@@ -82,22 +82,11 @@ func (f *Function) mapMasks() (maskTable, error) {
 	if err != nil {
 		return maskTable{}, err
 	}
-	r, err := getRegionInfo(f.device, regionBAR0+bar)
+	m, first, err := f.mapBAR(bar, offset, int64(len(f.vectors)*msixEntry))
 	if err != nil {
-		return maskTable{}, fmt.Errorf("BAR %d: %w", bar, err)
+		return maskTable{}, fmt.Errorf("the table of MSI-X: %w", err)
 	}
-	page := int64(unix.Getpagesize())
-	from := offset &^ (page - 1)
-	end := offset + int64(len(f.vectors)*msixEntry)
-	if r.flags&regionMmap == 0 || end > int64(r.size) {
-		return maskTable{}, fmt.Errorf("BAR %d has %d bytes and flags %#x, want %d that can be mapped", bar, r.size,
-			r.flags, end)
-	}
-	b, err := unix.Mmap(f.device, int64(r.offset)+from, int(end-from), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return maskTable{}, fmt.Errorf("mapping the table of MSI-X: %w", err)
-	}
-	return maskTable{mapping: b, first: int(offset - from)}, nil
+	return maskTable{mapping: m, first: first}, nil
 }
 
 // mask masks a vector, or ends its mask.

@@ -25,6 +25,13 @@ type Registers interface {
 	Store32(offset int, v uint32)
 }
 
+// Memory is a range of a BAR behind which the device has memory. Accesses are not cached, nor combined, nor split.
+// Offsets are in bytes, multiples of 8.
+type Memory interface {
+	Load64(offset int) uint64
+	Store64(offset int, v uint64)
+}
+
 // Function is a PCI function, a controller, that this process owns.
 type Function interface {
 	Registers
@@ -42,6 +49,12 @@ type Function interface {
 	Mask(i int, on bool)
 	// Unmasked returns why Mask does nothing; nil: it works.
 	Unmasked() error
+	// BARBytes is the size of a BAR that can be mapped; 0: it cannot, or there is none.
+	BARBytes(bar uint8) int64
+	// MapBAR maps a range of a BAR, until Revoke. The offset is a multiple of 4096.
+	//
+	// Errors: the range is not in the BAR, or cannot be mapped; os.ErrClosed after Revoke.
+	MapBAR(bar uint8, offset, bytes int64) (Memory, error)
 	// Removed is signalled when the device is to be given up, because it is being removed.
 	Removed() *eventfd.Event
 	// Reset resets the function, whatever state its controller is in.

@@ -19,3 +19,22 @@ TEXT ·store32(SB), NOSPLIT, $0-12
 // func readBarrier()
 TEXT ·readBarrier(SB), NOSPLIT, $0-0
 	RET
+
+// func load64(p *uint64) uint64
+TEXT ·load64(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), AX
+	MOVQ (AX), AX
+	MOVQ AX, ret+8(FP)
+	RET
+
+// func store64(p *uint64, v uint64)
+TEXT ·store64(SB), NOSPLIT, $0-16
+	MOVQ p+0(FP), AX
+	MOVQ v+8(FP), CX
+	MOVQ CX, (AX)
+	RET
+
+// func fullBarrier()
+TEXT ·fullBarrier(SB), NOSPLIT, $0-0
+	MFENCE
+	RET

@@ -26,3 +26,24 @@ TEXT ·store32(SB), NOSPLIT, $0-12
 TEXT ·readBarrier(SB), NOSPLIT, $0-0
 	DMB $1
 	RET
+
+// func load64(p *uint64) uint64
+TEXT ·load64(SB), NOSPLIT, $0-16
+	MOVD p+0(FP), R0
+	MOVD (R0), R1
+	MOVD R1, ret+8(FP)
+	RET
+
+// func store64(p *uint64, v uint64)
+TEXT ·store64(SB), NOSPLIT, $0-16
+	MOVD p+0(FP), R0
+	MOVD v+8(FP), R1
+	MOVD R1, (R0)
+	RET
+
+// func fullBarrier()
+//
+// DMB OSH.
+TEXT ·fullBarrier(SB), NOSPLIT, $0-0
+	DMB $3
+	RET

@@ -13,6 +13,19 @@ func load32(p *uint32) uint32
 //go:noescape
 func store32(p *uint32, v uint32)
 
+// load64 and store64 read and write a word of the device's memory. They are one access each.
+//
+//go:noescape
+func load64(p *uint64) uint64
+
+//go:noescape
+func store64(p *uint64, v uint64)
+
+// fullBarrier keeps accesses that follow it behind those before it, whatever they are.
+//
+//go:noescape
+func fullBarrier()
+
 // readBarrier keeps loads that follow it behind those before it.
 //
 //go:noescape

@@ -31,6 +31,9 @@ type Config struct {
 	// read.
 	AERL     uint8
 	Unmasked bool
+	// PMR and CMB are the memory that it has; nil: it has none.
+	PMR *PMR
+	CMB *CMB
 	// Manual: I/O commands are carried out by Serve only.
 	Manual bool
 	// NoMasks: interrupts cannot be masked. Forgets: interrupts that became due under a mask are not sent after it, as
@@ -74,6 +77,7 @@ type Controller struct {
 	revoked    bool
 	closed     bool
 	intercept  func(q uint16, e *nvme.SQE) Answer
+	pmr, cmb   *memory
 	sqe        nvme.SQE // the command that is being carried out
 	cqe        nvme.CQE // its completion
 	// What the driver has done.
@@ -139,6 +143,7 @@ func New(cfg Config) (*Controller, error) {
 	c.interrupts = make([]int, cfg.Vectors)
 	c.maskOf, c.dueOf = make([]bool, cfg.Vectors), make([]bool, cfg.Vectors)
 	cp := nvme.CAP(0).WithMQES(uint16(cfg.Entries - 1)).WithCQR(true).WithTO(2).WithCSS(nvme.CAPCSSNVM).WithMPSMAX(4)
+	cp = c.addMemory(cp)
 	c.regs[nvme.PropCAP], c.regs[nvme.PropCAP+4] = uint32(cp), uint32(cp>>32)
 	c.regs[nvme.PropVS] = uint32(nvme.Version1_4)
 	go c.run()
@@ -199,6 +204,9 @@ func (c *Controller) Load32(offset int) uint32 {
 	if c.vanished || c.revoked {
 		return 0xFFFFFFFF
 	}
+	if offset == nvme.PropPMRSTS && c.pmr != nil {
+		c.readPMRSTS()
+	}
 	return c.regs[offset]
 }
 
@@ -210,6 +218,7 @@ func (c *Controller) Store32(offset int, v uint32) {
 		return
 	}
 	switch {
+	case c.memoryRegister(offset, v):
 	case offset == nvme.PropCC:
 		c.configure(nvme.CC(v))
 	case offset >= nvme.PropDoorbells:
@@ -302,6 +311,7 @@ func (c *Controller) Reset() error {
 	c.stuck = false
 	clear(c.maskOf)
 	c.disable()
+	c.resetMemory()
 	c.regs[nvme.PropCC] = 0
 	return nil
 }
