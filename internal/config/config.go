@@ -153,8 +153,8 @@ type SSD struct {
 	// overlap.
 	QueueDepth int `yaml:"queue_depth" default:"256" min:"1" max:"4096"`
 	// Policy is how the drive is shared between tenants: by weight and by its latency (jbof), as the Gimbal paper does
-	// it (gimbal), in order of arrival (fifo), or as ReFlex or FlashFQ do it.
-	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq"`
+	// it (gimbal), in order of arrival (fifo), or as ReFlex, FlashFQ or the kernel's blk-iocost do it.
+	Policy string `yaml:"policy" default:"jbof" oneof:"jbof|gimbal|fifo|reflex|flashfq|iocost"`
 	// BackgroundWeight is the share that the key-value stores on the drive have for compaction, checkpoints and
 	// recovery, against the weights of tenants. Writers wait for compaction when it falls behind.
 	BackgroundWeight int `yaml:"background_weight" default:"4" min:"1" max:"10000"`

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"jbofd/internal/pipeline"
+	"jbofd/internal/pipeline/baseline"
 	"jbofd/internal/pipeline/jbof"
 	"jbofd/internal/pipeline/policies"
 	"jbofd/internal/ssd/model/flash"
@@ -178,6 +179,15 @@ func newPolicy(name string, p *prototype) (pipeline.Policy, error) {
 	case "flashfq":
 		// The policy throttles by its depth D, which is set to the depth that keeps the drive busy.
 		cfg.Depth = max(p.profile.Depth, 1)
+	case "iocost":
+		// The targets were chosen so that most rows of the matrix are fair and the drive is used: shorter ones slow
+		// down writes on a fragmented drive, longer ones are fair to nobody.
+		cfg.IOCost.ReadTargetNS, cfg.IOCost.WriteTargetNS = 1e6, 20e6
+		if r := p.profile; r.ReadNS > 0 {
+			read := baseline.LinearCost{FixedNS: int64(r.ReadNS), PerMiBNS: int64(r.ReadByteNS * (1 << 20))}
+			cfg.IOCost.Read = read
+			cfg.IOCost.Write = baseline.LinearCost{FixedNS: 2 * read.FixedNS, PerMiBNS: 2 * read.PerMiBNS}
+		}
 	case pardaName:
 		name = "fifo"
 	}

@@ -103,10 +103,11 @@ func within(t *testing.T, what string, got, want, percent float64) {
 	}
 }
 
-// each runs a test for either policy.
+// each runs a test for each policy.
 func each(t *testing.T, depth int, f func(*testing.T, pipeline.Policy)) {
 	t.Run("reflex", func(t *testing.T) { f(t, NewReFlex(ReFlexConfig{Depth: depth})) })
 	t.Run("flashfq", func(t *testing.T) { f(t, NewFlashFQ(FlashFQConfig{Depth: depth})) })
+	t.Run("iocost", func(t *testing.T) { f(t, NewIOCost(IOCostConfig{Depth: depth})) })
 }
 
 // TestNothingIsLostOrStranded drives each policy with random events and compares its counts.
@@ -321,7 +322,8 @@ func TestAllocatesNothing(t *testing.T) {
 
 // BenchmarkIO is one I/O from Enqueue to Complete.
 func BenchmarkIO(b *testing.B) {
-	for _, p := range []pipeline.Policy{NewReFlex(ReFlexConfig{Depth: 128}), NewFlashFQ(FlashFQConfig{Depth: 128})} {
+	for _, p := range []pipeline.Policy{NewReFlex(ReFlexConfig{Depth: 128}), NewFlashFQ(FlashFQConfig{Depth: 128}),
+		NewIOCost(IOCostConfig{Depth: 128})} {
 		b.Run(p.Name(), func(b *testing.B) {
 			c := newCrowd(p)
 			b.ReportAllocs()

@@ -10,14 +10,19 @@ import (
 // LinearCost models how long an I/O occupies a drive.
 type LinearCost struct{ FixedNS, PerMiBNS int64 }
 
+// The default models describe a drive that reads 400,000 I/Os of 4 KiB or 2.9 GiB a second and writes half of that.
+var (
+	defaultRead  = LinearCost{FixedNS: 1_200, PerMiBNS: 333_000}
+	defaultWrite = LinearCost{FixedNS: 2_400, PerMiBNS: 666_000}
+)
+
 func (c LinearCost) of(lenBytes int64) int64 { return c.FixedNS + c.PerMiBNS*lenBytes>>20 }
 
 // FlashFQConfig configures a FlashFQ. Zero fields get their defaults.
 type FlashFQConfig struct {
 	// Depth is D, the maximum number of I/Os at the device, at least 1.
 	Depth int
-	// Read and Write are the drive's cost model. The defaults describe a drive that reads 400,000 I/Os of 4 KiB or
-	// 2.9 GiB a second and writes half of that.
+	// Read and Write are the drive's cost model.
 	Read, Write LinearCost
 	// AnticipateNS is how long other tenants wait for one that has just become idle. The default is 200 µs; a negative
 	// value disables anticipation.
@@ -33,7 +38,6 @@ type flow struct {
 	weight   int
 	// start is the start tag of the first queued I/O, finish the finish tag of the last dispatched one.
 	start, finish float64
-	heapAt        int // index in the heap; valid if something is queued
 	chargedNS     int64
 	// anticipated is set until deadlineNS for a tenant that is idle since idleNS and expected to send an I/O soon.
 	anticipated bool
@@ -57,7 +61,7 @@ type FlashFQ struct {
 	cfg     FlashFQConfig
 	ios     requests
 	flows   []flow
-	heap    []tenant.ID // tenants with something queued, by start tag
+	order   order       // tenants with something queued, by start tag
 	waiting []tenant.ID // tenants anticipated
 	virtual float64
 	device  device
@@ -70,10 +74,10 @@ var _ pipeline.Policy = (*FlashFQ)(nil)
 // NewFlashFQ returns a FlashFQ.
 func NewFlashFQ(cfg FlashFQConfig) *FlashFQ {
 	if cfg.Read == (LinearCost{}) {
-		cfg.Read = LinearCost{FixedNS: 1_200, PerMiBNS: 333_000}
+		cfg.Read = defaultRead
 	}
 	if cfg.Write == (LinearCost{}) {
-		cfg.Write = LinearCost{FixedNS: 2_400, PerMiBNS: 666_000}
+		cfg.Write = defaultWrite
 	}
 	if cfg.AnticipateNS == 0 {
 		cfg.AnticipateNS = defaultAnticipateNS
@@ -95,7 +99,7 @@ func (f *FlashFQ) SetTenant(_ int64, t tenant.ID, weight int) {
 	}
 	fl.weight = max(weight, 1)
 	// Grow the heap for all tenants here, so that the hot path does not.
-	f.heap = slices.Grow(f.heap, len(f.flows)-len(f.heap))
+	f.order.grow(len(f.flows))
 	f.waiting = slices.Grow(f.waiting, len(f.flows)-len(f.waiting))
 }
 
@@ -131,9 +135,7 @@ func (f *FlashFQ) Enqueue(now int64, io pipeline.IO) {
 	f.ios.push(&fl.queue, io.Tag)
 	if fl.queue.n == 1 {
 		fl.start = max(f.virtual, fl.finish)
-		fl.heapAt = len(f.heap)
-		f.heap = append(f.heap, io.Tenant)
-		f.up(fl.heapAt)
+		f.order.add(io.Tenant, fl.start)
 	}
 }
 
@@ -159,7 +161,7 @@ func (f *FlashFQ) Cancel(_ int64, tag pipeline.Tag) {
 	fl := &f.flows[t]
 	f.ios.remove(&fl.queue, tag)
 	if fl.queue.n == 0 {
-		f.leaveHeap(fl.heapAt)
+		f.order.remove(t)
 		if fl.inflight == 0 {
 			f.active--
 		}
@@ -172,8 +174,9 @@ func (f *FlashFQ) Cancel(_ int64, tag pipeline.Tag) {
 func (f *FlashFQ) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 	f.nowNS = now
 	f.expire(now)
-	for !f.device.full() && len(f.heap) > 0 {
-		fl := &f.flows[f.heap[0]]
+	for !f.device.full() && f.order.len() > 0 {
+		t := f.order.first()
+		fl := &f.flows[t]
 		if _, blocked := f.blocker(fl.start); blocked {
 			break
 		}
@@ -188,9 +191,9 @@ func (f *FlashFQ) Dispatch(now int64, dst []pipeline.Tag) []pipeline.Tag {
 		fl.inflight++
 		f.device.enter(r)
 		if fl.queue.n > 0 {
-			f.down(0)
+			f.order.set(t, fl.start)
 		} else {
-			f.leaveHeap(0)
+			f.order.remove(t)
 		}
 		dst = append(dst, tag)
 	}
@@ -253,10 +256,10 @@ func (f *FlashFQ) Complete(now int64, tag pipeline.Tag, _ pipeline.Result) {
 
 // NextWake implements pipeline.Policy: it is the end of the next anticipation.
 func (f *FlashFQ) NextWake() (at int64, ok bool) {
-	if f.device.full() || len(f.heap) == 0 {
+	if f.device.full() || f.order.len() == 0 {
 		return 0, false
 	}
-	if at, ok = f.blocker(f.flows[f.heap[0]].start); !ok {
+	if at, ok = f.blocker(f.flows[f.order.first()].start); !ok {
 		at = f.nowNS
 	}
 	return at, true
@@ -270,7 +273,7 @@ func (f *FlashFQ) Limit(t tenant.ID) pipeline.Limit {
 	switch {
 	case f.flows[t].queue.n == 0:
 		return pipeline.Unlimited
-	case f.heap[0] == t && f.device.full():
+	case f.order.first() == t && f.device.full():
 		return pipeline.LimitSSD
 	}
 	return pipeline.LimitShare
@@ -281,50 +284,3 @@ func (f *FlashFQ) CostNS(t tenant.ID) int64 { return f.flows[t].chargedNS }
 
 // Stats implements pipeline.Policy.
 func (f *FlashFQ) Stats(s *pipeline.Stats) { *s = pipeline.Stats{ActiveTenants: f.active} }
-
-// less orders the heap by start tag, then by tenant, so that runs are reproducible.
-func (f *FlashFQ) less(i, j int) bool {
-	a, b := f.heap[i], f.heap[j]
-	if f.flows[a].start != f.flows[b].start {
-		return f.flows[a].start < f.flows[b].start
-	}
-	return a < b
-}
-
-func (f *FlashFQ) swap(i, j int) {
-	f.heap[i], f.heap[j] = f.heap[j], f.heap[i]
-	f.flows[f.heap[i]].heapAt, f.flows[f.heap[j]].heapAt = i, j
-}
-
-func (f *FlashFQ) up(i int) {
-	for i > 0 && f.less(i, (i-1)/2) {
-		f.swap(i, (i-1)/2)
-		i = (i - 1) / 2
-	}
-}
-
-func (f *FlashFQ) down(i int) {
-	for {
-		least := i
-		for c := 2*i + 1; c <= 2*i+2 && c < len(f.heap); c++ {
-			if f.less(c, least) {
-				least = c
-			}
-		}
-		if least == i {
-			return
-		}
-		f.swap(i, least)
-		i = least
-	}
-}
-
-func (f *FlashFQ) leaveHeap(i int) {
-	last := len(f.heap) - 1
-	f.swap(i, last)
-	f.heap = f.heap[:last]
-	if i < last {
-		f.up(i)
-		f.down(i)
-	}
-}

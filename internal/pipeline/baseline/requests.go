@@ -1,6 +1,7 @@
 // Package baseline holds policies from the literature for comparison: ReFlex, whose token rates come from an offline
-// model of the drive, and FlashFQ, start-time fair queueing with an offline cost model. Neither reacts to how the drive
-// performs.
+// model of the drive; FlashFQ, start-time fair queueing with an offline cost model; and IOCost, the kernel's
+// blk-iocost, with such a model, too, and a rate that follows the latency of the drive. The other two do not react to
+// how the drive performs.
 package baseline
 
 import (

@@ -17,10 +17,11 @@ type Config struct {
 	Depth int
 	// Profile is what calibration measured for policy jbof; the zero Profile means a typical drive.
 	Profile jbof.Profile
-	// ReFlex and FlashFQ hold the drive models of these policies. Zero fields get their defaults; their Depth is
-	// replaced by the one above.
+	// ReFlex, FlashFQ and IOCost hold the drive models of these policies. Zero fields get their defaults; their Depth
+	// is replaced by the one above.
 	ReFlex  baseline.ReFlexConfig
 	FlashFQ baseline.FlashFQConfig
+	IOCost  baseline.IOCostConfig
 }
 
 // makers lists the policies in the order in which Names returns them.
@@ -38,6 +39,10 @@ var makers = []struct {
 	{"flashfq", func(c Config) pipeline.Policy {
 		c.FlashFQ.Depth = c.Depth
 		return baseline.NewFlashFQ(c.FlashFQ)
+	}},
+	{"iocost", func(c Config) pipeline.Policy {
+		c.IOCost.Depth = c.Depth
+		return baseline.NewIOCost(c.IOCost)
 	}},
 }
 
