@@ -3,15 +3,22 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"jbofd/internal/admin"
+	"jbofd/internal/ssd"
 	"jbofd/internal/units"
 )
 
-// change is what holds Node.reload: one change at a time is made to the configuration or to what is on the drives. The
-// others wait, and say for what.
+// Two locks order what changes while the daemon runs. Node.changes is held by a change of the configuration, or of what
+// is on the drives, from its beginning to its end, however long that is. Node.reload is held by whatever reads or
+// changes drives, labels, stores and what is published, and is the later one of the two. A change returns it while it
+// erases or resizes (meanwhile), so that other drives can be withdrawn and taken into service: these changes take
+// Node.reload alone.
+
+// change is what holds Node.changes, or Node.reload for a drive. The others wait, and say for what.
 type change struct {
 	mu sync.Mutex
 	// what names the change; empty: there is none. doing is its present work, such as erasing, and done and bytes are
@@ -24,33 +31,84 @@ type change struct {
 // errStopping is the error of changes that come too late.
 var errStopping = errors.New("the daemon is stopping; try again when it is back")
 
-// beginChange takes n.reload for a change of the configuration or of drives. endChange returns it.
+// beginChange takes n.changes and n.reload for a change of the configuration or of what is on the drives. endChange
+// returns them.
 //
-// Errors: errStopping; n.reload is not taken then.
+// Errors: errStopping; nothing is taken then.
 func (n *Node) beginChange(what string) error {
-	if !n.reload.TryLock() {
-		if other := n.runningChange(); other != nil {
-			n.log.Info("a change waits for another one", "change", what, "waits_for", other.String())
-		}
-		n.reload.Lock()
-	}
-	select {
-	case <-n.stopping:
+	n.lock(&n.changes, what)
+	n.lock(&n.reload, what)
+	if n.isStopping() {
 		n.reload.Unlock()
+		n.changes.Unlock()
 		return errStopping
-	default:
 	}
-	n.setChange(what)
+	n.change.set(what)
 	return nil
 }
 
 func (n *Node) endChange() {
-	n.setChange("")
+	n.change.set("")
+	n.reload.Unlock()
+	n.changes.Unlock()
+}
+
+// beginDriveChange takes n.reload to withdraw a drive or to take one into service. endDriveChange returns it.
+//
+// Errors: errStopping; it is not taken then.
+func (n *Node) beginDriveChange(what string) error {
+	n.lock(&n.reload, what)
+	if n.isStopping() {
+		n.reload.Unlock()
+		return errStopping
+	}
+	n.driveChange.set(what)
+	return nil
+}
+
+func (n *Node) endDriveChange() {
+	n.driveChange.set("")
 	n.reload.Unlock()
 }
 
-func (n *Node) setChange(what string) {
-	c := &n.change
+// lock takes a lock for a change, and says so if that has to wait.
+func (n *Node) lock(l *sync.Mutex, what string) {
+	if l.TryLock() {
+		return
+	}
+	if other := n.runningChange(); other != nil {
+		n.log.Info("a change waits for another one", "change", what, "waits_for", other.String())
+	}
+	l.Lock()
+}
+
+func (n *Node) isStopping() bool {
+	select {
+	case <-n.stopping:
+		return true
+	default:
+		return false
+	}
+}
+
+// meanwhile does what may take long on a drive that serves, without n.reload, which the caller holds before and after.
+// Drives may be withdrawn and taken into service meanwhile, but no other one takes the place of this one before it
+// returns. What the caller knew of other drives may not be so any more.
+//
+// Errors: those of f; the drive's, if it has been withdrawn.
+func (n *Node) meanwhile(d *openSSD, f func() error) error {
+	n.working = d.drive
+	n.reload.Unlock()
+	err := f()
+	n.reload.Lock()
+	n.working = nil
+	if err == nil && !slices.Contains(n.drives(), d) {
+		err = fmt.Errorf("it has been withdrawn: %w", ssd.ErrGone)
+	}
+	return err
+}
+
+func (c *change) set(what string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.what, c.doing, c.began, c.done, c.bytes = what, "", time.Now(), 0, 0
@@ -67,9 +125,15 @@ func (n *Node) changing(doing string, done, bytes units.Bytes) {
 	c.doing, c.done, c.bytes = doing, done, bytes
 }
 
-// runningChange describes what holds n.reload, or returns nil.
+// runningChange describes the change that is under way, that of a drive first; nil: there is none.
 func (n *Node) runningChange() *admin.RunningChange {
-	c := &n.change
+	if c := n.driveChange.describe(); c != nil {
+		return c
+	}
+	return n.change.describe()
+}
+
+func (c *change) describe() *admin.RunningChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.what == "" {

@@ -19,6 +19,7 @@ import (
 	"jbofd/internal/admin"
 	"jbofd/internal/bufpool"
 	"jbofd/internal/config"
+	"jbofd/internal/drive"
 	"jbofd/internal/nvmeof"
 	"jbofd/internal/nvmeof/qpair"
 	rdmaserve "jbofd/internal/nvmeof/rdma/serve"
@@ -49,6 +50,9 @@ type Options struct {
 	// CloseTimeout is how long closing may take once the outstanding commands have ended; 0: closeTimeout. When it has
 	// passed, Run returns although a drive is still open: the process must end, for nothing else closes that drive.
 	CloseTimeout time.Duration
+	// OpenTimeout is how long a drive may take to open; 0: openTimeout. LookForDrivesEvery is how often drives are
+	// looked for that are not in service; 0: lookForDrivesEvery.
+	OpenTimeout, LookForDrivesEvery time.Duration
 	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
 	RDMA verbs.Provider
 	// EtcdBinary is the jbofd that runs the server of etcd of a cluster; empty: this program.
@@ -76,12 +80,16 @@ const fusedBytes = 64 << 10
 // Node is a running jbofd.
 type Node struct {
 	opts Options
-	// reload is held while a configuration takes effect or a namespace is deleted.
-	// cfg changes with both reload and cfgMu held; readers hold one of the two. cfgMu is never held for long.
-	reload sync.Mutex
-	change change
-	cfgMu  sync.Mutex
-	cfg    *config.Config
+	// changes is held by a change from its beginning to its end, reload while the state of the node changes: see
+	// change.go. cfg changes with both reload and cfgMu held; readers hold one of the two. cfgMu is never held for
+	// long.
+	changes, reload sync.Mutex
+	// change is what holds changes, driveChange what holds reload without it. working is the drive of meanwhile; it
+	// changes with reload held.
+	change, driveChange change
+	working             *drive.Drive
+	cfgMu               sync.Mutex
+	cfg                 *config.Config
 	// stopping is closed, by beginStop, when the node is to stop.
 	stopping  chan struct{}
 	beginStop func()
@@ -199,8 +207,8 @@ func (n *Node) reloadOnSignal(ctx context.Context) {
 func start(opts Options) (_ *Node, err error) {
 	cfg := opts.Config
 	n := &Node{opts: opts, cfg: cfg, level: new(slog.LevelVar), stopping: make(chan struct{}), endAdmin: func() {},
-		endMetrics: func() {}, hot: hotAdd{now: make(chan struct{}, 1)},
-		left: leftOuts{stores: map[uuid.UUID]leftOut{}}}
+		endMetrics: func() {},
+		left:       leftOuts{stores: map[uuid.UUID]leftOut{}}}
 	n.beginStop = sync.OnceFunc(func() { close(n.stopping) })
 	defer func() {
 		if err != nil {
@@ -232,6 +240,9 @@ func start(opts Options) (_ *Node, err error) {
 		return nil, err
 	}
 	n.closing(func() {
+		if n.hot.hangs() {
+			return // what is being opened may still use it
+		}
 		if err := n.pool.Close(); err != nil {
 			n.log.Error("data buffers are still in use at stop", "error", err)
 		}
@@ -243,8 +254,12 @@ func start(opts Options) (_ *Node, err error) {
 	})
 	n.damage = newTurnLog(n.log, 10, n.tel.LogDropped)
 	n.closing(n.damage.close)
+	n.closing(n.awaitOpenings)
 	if err := n.openDrives(); err != nil {
 		return nil, err
+	}
+	for range n.drives() {
+		n.hot.now = append(n.hot.now, make(chan struct{}, 1))
 	}
 	n.closing(n.closeAreas)
 	if err := n.openAreas(); err != nil {
@@ -269,15 +284,16 @@ func start(opts Options) (_ *Node, err error) {
 	n.serve()
 	n.started.Store(true)
 	n.closing(n.endAdmin) // before everything that its requests use
-	n.closing(n.attendDrives())
+	n.attendDrives()
+	n.changes.Lock()
 	n.reload.Lock()
-	n.setChange("the freeing of swap areas that are not configured any more")
+	n.change.set("the freeing of swap areas that are not configured any more")
 	n.freeAreas()
 	if n.cluster != nil {
 		n.cluster.joining.Go(n.cluster.join) // it waits for changes
 	}
 	if all := n.resizes(cfg); len(all) > 0 {
-		n.setChange(all[0].what() + " (start)")
+		n.change.set(all[0].what() + " (start)")
 		go n.resizeAtStart(cfg)
 		return n, nil
 	}
@@ -398,11 +414,13 @@ func digest(parts ...string) (b [16]byte) {
 	return b
 }
 
-// awaitChange returns a channel that is closed when no reload, deletion of a namespace or discarding of a swap area is
-// under way any more. None begins after beginStop.
+// awaitChange returns a channel that is closed when no reload, deletion of a namespace, discarding of a swap area, or
+// change of a drive is under way any more. None begins after beginStop.
 func (n *Node) awaitChange() <-chan struct{} {
 	none := make(chan struct{})
 	go func() {
+		n.changes.Lock()
+		defer n.changes.Unlock()
 		n.reload.Lock()
 		defer n.reload.Unlock()
 		close(none)

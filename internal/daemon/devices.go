@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"jbofd/internal/config"
@@ -29,24 +30,46 @@ type openedDevice struct {
 	dev       ssd.Device
 	label     *label.Store
 	formatted bool
-	// closers close what was opened, the last one first.
+	// over is closed when nobody wants it any more; nil: never. What was not written by then is not.
+	over <-chan struct{}
+	// closers close what was opened, the last one first. mu guards them.
+	mu      sync.Mutex
 	closers []func()
 	err     error
 }
 
-func (o *openedDevice) closing(f func()) { o.closers = append(o.closers, f) }
+func (o *openedDevice) closing(f func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closers = append(o.closers, f)
+}
 
+// close closes what was opened. Idempotent; another call does not wait for the first.
 func (o *openedDevice) close() {
-	for i := len(o.closers) - 1; i >= 0; i-- {
-		o.closers[i]()
+	o.mu.Lock()
+	all := o.closers
+	o.closers = nil
+	o.mu.Unlock()
+	for i := len(all) - 1; i >= 0; i-- {
+		all[i]()
 	}
-	o.closers, o.dev, o.label = nil, nil, nil
+}
+
+// wanted returns an error if nobody wants the device any more.
+func (o *openedDevice) wanted() error {
+	select {
+	case <-o.over:
+		return errors.New("it was given up while it was opened")
+	default:
+		return nil
+	}
 }
 
 // openDevices opens the devices of all drives at a time, in the order of the configuration. A device that is open after
 // openTimeout is closed again: nothing uses it.
 func (n *Node) openDevices() []*openedDevice {
-	late := time.NewTimer(openTimeout)
+	patience := cmp.Or(n.opts.OpenTimeout, openTimeout)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	over := make(chan struct{})
 	defer close(over)
@@ -54,17 +77,7 @@ func (n *Node) openDevices() []*openedDevice {
 	opened := make([]chan *openedDevice, len(all))
 	for i, sc := range n.cfg.SSDs {
 		opened[i] = make(chan *openedDevice)
-		go func() {
-			o := &openedDevice{}
-			if o.err = n.openDevice(o, sc, mayFormat); o.err != nil {
-				o.close()
-			}
-			select {
-			case opened[i] <- o:
-			case <-over:
-				o.close()
-			}
-		}()
+		n.beginOpening(sc, mayFormat, opened[i], over)
 	}
 	expired := false
 	for i := range all {
@@ -79,7 +92,7 @@ func (n *Node) openDevices() []*openedDevice {
 		select {
 		case all[i] = <-opened[i]:
 		case <-time.After(time.Millisecond): // one that is open is at the channel
-			all[i] = &openedDevice{err: fmt.Errorf("it has not answered within %v while it was opened", openTimeout)}
+			all[i] = &openedDevice{err: unanswered(patience)}
 		}
 	}
 	return all
@@ -132,8 +145,14 @@ func (n *Node) openDevice(o *openedDevice, sc config.SSD, format bool) (err erro
 	}
 	dev := o.dev
 	o.closing(func() { _ = dev.Close() })
+	if err := o.wanted(); err != nil { // label.Open may mend the label
+		return err
+	}
 	store, err := label.Open(dev)
 	if errors.Is(err, label.ErrBlank) && format {
+		if err := o.wanted(); err != nil {
+			return err
+		}
 		store, err = label.Format(dev, label.NewUUID(), false)
 		o.formatted = err == nil
 	}

@@ -55,6 +55,8 @@ func (n *Node) openDrives() error {
 		if err != nil {
 			d = n.leaveOutDrive(sc, err)
 			failed = append(failed, d.err)
+		} else {
+			n.measure(d)
 		}
 		all = append(all, d)
 	}
@@ -67,10 +69,15 @@ func (n *Node) openDrives() error {
 
 // leaveOutDrive says that a drive is left out, and why.
 func (n *Node) leaveOutDrive(sc config.SSD, err error) *openSSD {
-	n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
-		Healthy: func() error { return err }})
+	n.missing(sc, err)
 	n.log.Error("drive left out", "ssd", sc.Name, "error", err)
 	return &openSSD{name: sc.Name, err: fmt.Errorf("ssd %s: %w", sc.Name, err)}
+}
+
+// missing has the metrics say why a drive is not in service.
+func (n *Node) missing(sc config.SSD, err error) {
+	n.tel.SetSSD(telemetry.SSD{Info: ssd.Info{Name: sc.Name, Backend: sc.Backend, Path: sc.Path},
+		Healthy: func() error { return err }})
 }
 
 // drives returns the drives, in the order of the configuration.
@@ -139,14 +146,18 @@ func (n *Node) openDrive(sc config.SSD, opened *openedDevice) (_ *openSSD, err e
 		n.log.Warn("drive uses a slower I/O path than configured or possible", "ssd", sc.Name, "engine", info.Engine,
 			"reason", err)
 	}
-	n.tel.SetSSD(telemetry.SSD{
-		Info:     info,
-		Healthy:  d.dev.Healthy,
-		Fallback: func() error { return fallbackReason(dev) },
-		Health:   d.health,
-		Stats:    func(s *telemetry.SSDStats) { fill(s, o.Stats()) },
-	})
 	return d, nil
+}
+
+// measure has the metrics be those of a drive.
+func (n *Node) measure(d *openSSD) {
+	n.tel.SetSSD(telemetry.SSD{
+		Info:     d.dev.Info(),
+		Healthy:  d.dev.Healthy,
+		Fallback: func() error { return fallbackReason(d.opened.dev) },
+		Health:   d.health,
+		Stats:    func(s *telemetry.SSDStats) { fill(s, d.drive.Stats()) },
+	})
 }
 
 // fallbackReason returns why a device works in a slower way than was asked for; nil if it does not say so.

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -10,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"jbofd/internal/config"
+	"jbofd/internal/nvmeof/target"
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/ssd/vfio/pci"
-	"jbofd/internal/telemetry"
 	"jbofd/internal/uuid"
 )
 
@@ -28,10 +29,17 @@ import (
 // Namespaces are taken away because a drive that has lost its power may have lost writes that no Flush has made
 // durable. A host must not go on as if it had them.
 
-// hotAdd is what attendDrives knows.
+// hotAdd is what attends to the drives.
 type hotAdd struct {
-	// now has a value when all drives that are not served are to be opened at once.
-	now chan struct{}
+	// now has a value for each drive that is to be opened at once if it is not served.
+	now []chan struct{}
+	// attending is for the goroutines of the drives, and those that open devices.
+	attending sync.WaitGroup
+	// mu guards the rest: how many openings of each drive are under way, and whether nobody waits for their end any
+	// more.
+	mu    sync.Mutex
+	under map[string]int
+	left  bool
 }
 
 const (
@@ -39,86 +47,70 @@ const (
 	lookForDrivesEvery = time.Second
 	// maxOpenWait bounds the time between two tries to open a drive that is there, and cannot be opened.
 	maxOpenWait = 10 * time.Second
-	// openingPatience is how long a stop waits for drives that are being opened.
-	openingPatience = 500 * time.Millisecond
 )
 
-// awaited is a drive that attendDrives looks for, or checks.
+// awaited is a drive that is looked for, or checked.
 type awaited struct {
-	// opening: a goroutine opens it. at is the earliest time of the next try, or the one at which it was taken into
-	// service. wait is the time between the last two tries, also if the drive was in service between them: one that
-	// vanishes again at once does not come back each second.
-	opening bool
-	at      time.Time
-	wait    time.Duration
+	// at is the earliest time of the next try, or the one at which it was taken into service. wait is the time between
+	// the last two tries, also if the drive was in service between them: one that vanishes again at once does not come
+	// back each second.
+	at   time.Time
+	wait time.Duration
 	// refused: it has another label than it may have. It is not tried again before it has vanished, or a reload.
 	refused bool
+	// asked: a reload wants it to be tried, also if earlier tries have not ended.
+	asked bool
 	// said is the last error that is in the log.
 	said string
-}
-
-// arrival is a device that was opened, or why not.
-type arrival struct {
-	number int
-	*openedDevice
+	// flushed is where the outcome of a Flush comes that has not been answered yet; nil: there is none.
+	flushed chan error
 }
 
 // again has all drives that are not served be opened at once.
 func (h *hotAdd) again() {
-	select {
-	case h.now <- struct{}{}:
-	default:
+	for _, now := range h.now {
+		select {
+		case now <- struct{}{}:
+		default:
+		}
 	}
 }
 
-// attendDrives attends to drives that appear and vanish, until the node stops. It returns what ends that, and waits for
-// the end.
-func (n *Node) attendDrives() (end func()) {
-	ended := make(chan struct{})
-	var opening sync.WaitGroup
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(lookForDrivesEvery)
-		defer tick.Stop()
-		all, arrived := make([]awaited, len(n.drives())), make(chan arrival)
-		for i, d := range n.drives() {
-			all[i].refused = pointless(d.err)
-		}
-		for {
-			select {
-			case <-n.stopping:
-				return
-			case <-tick.C:
-			case <-n.hot.now:
-				for i := range all {
-					all[i].at, all[i].refused = time.Time{}, false
-				}
-			case a := <-arrived:
-				n.arrived(&all[a.number], a)
-			}
-			for i := range all {
-				n.attendDrive(i, &all[i], arrived, &opening)
-			}
-		}
-	}()
-	return func() {
-		n.beginStop()
-		<-ended
-		opened := make(chan struct{})
-		go func() {
-			defer close(opened)
-			opening.Wait()
-		}()
-		within(openingPatience, opened)
+// attendDrives begins to attend to drives that appear and vanish, each in a goroutine of its own: one that hangs does
+// not keep the others from anything. They end with n.stopping. Once awaitChange has seen the end of the changes they
+// change nothing any more.
+func (n *Node) attendDrives() {
+	for i, d := range n.drives() {
+		w := &awaited{refused: pointless(d.err)}
+		n.hot.attending.Go(func() { n.attend(i, w) })
 	}
 }
 
-// attendDrive begins to open a drive that is not served, and withdraws one that is gone.
-func (n *Node) attendDrive(i int, w *awaited, arrived chan<- arrival, opening *sync.WaitGroup) {
+// attend attends to one drive.
+func (n *Node) attend(i int, w *awaited) {
+	tick := time.NewTicker(n.lookEvery())
+	defer tick.Stop()
+	for {
+		select {
+		case <-n.stopping:
+			return
+		case <-tick.C:
+		case <-n.hot.now[i]:
+			w.at, w.refused, w.asked = time.Time{}, false, true
+		}
+		if !n.isStopping() {
+			n.attendDrive(i, w)
+		}
+	}
+}
+
+// attendDrive opens a drive that is not served, and withdraws one that is gone.
+func (n *Node) attendDrive(i int, w *awaited) {
 	d, now := n.drives()[i], time.Now()
 	switch {
-	case w.opening || now.Before(w.at):
+	case now.Before(w.at):
 	case d.serves():
+		w.asked = false
 		if !errors.Is(d.dev.Healthy(), ssd.ErrGone) {
 			if now.Sub(w.at) > maxOpenWait {
 				w.wait = 0
@@ -128,44 +120,42 @@ func (n *Node) attendDrive(i int, w *awaited, arrived chan<- arrival, opening *s
 		if n.heldAtStart(n.config().SSDs[i], d.label.Label()) {
 			return
 		}
-		w.at = now.Add(w.longer())
-		if isGone(d) {
+		w.at = now.Add(n.longer(w))
+		if w.isGone(d) {
 			n.withdraw(i, d)
 			*w = awaited{at: w.at, wait: w.wait}
 		}
-	case !w.refused || errors.Is(n.present(i), os.ErrNotExist):
-		w.opening, w.refused = true, false
-		sc := n.config().SSDs[i]
-		opening.Go(func() {
-			o := &openedDevice{}
-			if o.err = n.openDevice(o, sc, d.label == nil); o.err != nil {
-				o.close()
-			}
-			select {
-			case arrived <- arrival{i, o}:
-			case <-n.stopping:
-				o.close()
-			}
-		})
+	case (!w.refused || errors.Is(n.present(i), os.ErrNotExist)) && n.mayOpen(d.name, w.asked):
+		w.refused, w.asked = false, false
+		if o := n.open(n.config().SSDs[i], d.label == nil); o != nil {
+			n.arrived(i, w, o)
+		}
 	}
 }
 
 // isGone reports whether a drive fails what it is asked, because it is gone. A file that was deleted works all the
 // same.
-func isGone(d *openSSD) bool {
-	flushed := make(chan error, 1)
-	go func() { flushed <- publish.Flush(d.drive) }()
+func (w *awaited) isGone(d *openSSD) bool {
+	if w.flushed == nil {
+		w.flushed = make(chan error, 1)
+		go func(flushed chan<- error) { flushed <- publish.Flush(d.drive) }(w.flushed)
+	}
 	select {
-	case err := <-flushed:
+	case err := <-w.flushed:
+		w.flushed = nil
 		return errors.Is(err, ssd.ErrGone)
 	case <-time.After(lookForDrivesEvery):
 		return false
 	}
 }
 
+func (n *Node) lookEvery() time.Duration {
+	return cmp.Or(n.opts.LookForDrivesEvery, lookForDrivesEvery)
+}
+
 // longer is how long to wait for the next try.
-func (w *awaited) longer() time.Duration {
-	w.wait = min(max(2*w.wait, lookForDrivesEvery), maxOpenWait)
+func (n *Node) longer(w *awaited) time.Duration {
+	w.wait = min(max(2*w.wait, n.lookEvery()), maxOpenWait)
 	return w.wait
 }
 
@@ -199,6 +189,9 @@ var errOther = errors.New("it is another drive than the one that was there befor
 // errAtStart: the drive has something that only a start takes into service.
 var errAtStart = errors.New("it is taken into service when jbofd is restarted")
 
+// errBusy: a change that is under way still uses what the drive was before.
+var errBusy = errors.New("a namespace that was on it is still being resized or erased")
+
 // errNamespaces: its namespaces cannot be made as the configuration says.
 var errNamespaces = errors.New("its namespaces cannot be served")
 
@@ -213,13 +206,13 @@ func pointless(err error) bool {
 	return false
 }
 
-// arrived takes a drive into service that was opened, or notes why it cannot be.
-func (n *Node) arrived(w *awaited, a arrival) {
+// arrived takes a drive into service that was opened, or says why it cannot be.
+func (n *Node) arrived(i int, w *awaited, o *openedDevice) {
 	*w = awaited{wait: w.wait, said: w.said}
-	sc := n.config().SSDs[a.number]
-	err := a.err
+	sc := n.config().SSDs[i]
+	err := o.err
 	if err == nil {
-		err = n.takeIntoService(a.number, sc, a.openedDevice)
+		err = n.takeIntoService(i, sc, o)
 	}
 	switch {
 	case err == nil:
@@ -228,69 +221,98 @@ func (n *Node) arrived(w *awaited, a arrival) {
 	case errors.Is(err, errStopping):
 		return
 	case absent(err):
-		w.at = time.Now().Add(lookForDrivesEvery)
+		w.at = time.Now().Add(n.lookEvery())
 		return
 	}
-	w.at, w.refused = time.Now().Add(w.longer()), pointless(err)
+	w.at, w.refused = time.Now().Add(n.longer(w)), pointless(err)
 	if w.said != err.Error() {
 		w.said = err.Error()
 		n.log.Warn("a drive that is not in service cannot be opened", "ssd", sc.Name, "error", err)
 	}
+	n.stillOut(i, sc, err)
 }
 
-// takeIntoService makes a drive of a device that was opened, and gives hosts its namespaces. On error nothing of it is
-// open.
+// stillOut notes why a drive is not in service.
+func (n *Node) stillOut(i int, sc config.SSD, err error) {
+	n.reload.Lock()
+	defer n.reload.Unlock()
+	if d := *n.drives()[i]; !d.serves() && !n.isStopping() {
+		d.err = fmt.Errorf("ssd %s: %w", sc.Name, err)
+		n.setDrive(i, &d)
+		n.missing(sc, err)
+	}
+}
+
+// takeIntoService makes a drive of a device that was opened, and gives hosts its namespaces. On error nothing of it
+// stays open.
 //
-// Errors: errStopping, errOther, errAtStart, errNamespaces; those of openDrive and DrainDrive.
+// Errors: errStopping, errOther, errAtStart, errBusy, errNamespaces; those of openDrive and DrainDrive.
 func (n *Node) takeIntoService(i int, sc config.SSD, o *openedDevice) (err error) {
-	defer func() {
-		if err != nil {
-			o.close()
-		}
-	}()
-	before := n.drives()[i]
-	if err := n.mayServe(before, sc, o.label.Label()); err != nil {
+	if err := n.mayServe(n.drives()[i], sc, o.label.Label()); err != nil {
+		o.close()
 		return err
-	}
-	if err := n.beginChange("the opening of ssd " + sc.Name); err != nil {
-		return err
-	}
-	defer n.endChange()
-	if before.drive != nil {
-		if err := n.publisher.Drain(before.drive, n.stopping); err != nil {
-			return err
-		}
 	}
 	d, err := n.openDrive(sc, o)
 	if err != nil {
 		return err
 	}
 	d.returns = true
+	out, err := n.exchange(i, sc, d)
+	for _, d := range out { // not before: the drive may take its time
+		n.release(d)
+	}
+	return err
+}
+
+// exchange puts a drive in place of the one that is gone, and returns those that hosts do not use any more.
+func (n *Node) exchange(i int, sc config.SSD, d *openSSD) (out []*openSSD, err error) {
+	if err := n.beginDriveChange("the opening of ssd " + sc.Name); err != nil {
+		d.opened.close()
+		return nil, err
+	}
+	defer n.endDriveChange()
+	if before := n.drives()[i]; before.drive != nil {
+		err := errBusy
+		if n.working != before.drive {
+			err = n.publisher.Drain(before.drive, n.stopping)
+		}
+		if err != nil {
+			d.opened.close()
+			return nil, err
+		}
+		out = append(out, before)
+	}
 	n.service.ReplaceSSD(i, d.drive)
 	n.setDrive(i, d)
-	if before.drive != nil {
-		n.release(before)
-	}
+	n.measure(d)
 	if err := n.apply(n.cfg, lenient); err != nil {
 		// Without it, as before: the namespaces of the others must not depend on it.
 		err = fmt.Errorf("%w: %w", errNamespaces, err)
 		without := *d
 		without.withdrawn, without.err = true, fmt.Errorf("ssd %s: %w", sc.Name, err)
 		n.setDrive(i, &without)
-		n.tel.SetSSD(telemetry.SSD{Info: d.dev.Info(), Healthy: func() error { return err }})
-		n.release(d)
-		return err
+		n.missing(sc, err)
+		return append(out, d), err
 	}
-	return nil
+	return out, nil
 }
 
-// release closes a drive that hosts do not use any more.
+// release closes a drive that hosts do not use any more, as soon as it has answered what it has. A stop ends that: then
+// it is closed with the others.
 func (n *Node) release(d *openSSD) {
-	if err := n.publisher.Drain(d.drive, n.stopping); err != nil {
-		n.log.Error("a drive that is not in service stays open", "ssd", d.name, "error", err)
-		return
+	for said := false; ; said = true {
+		err := n.publisher.Drain(d.drive, n.stopping)
+		if err == nil {
+			d.opened.close()
+			return
+		}
+		if errors.Is(err, target.ErrStopped) {
+			return
+		}
+		if !said {
+			n.log.Error("a drive that is not in service has not answered and stays open", "ssd", d.name, "error", err)
+		}
 	}
-	d.opened.close()
 }
 
 // mayServe checks that a drive may be taken into service while the daemon runs.
@@ -330,10 +352,10 @@ func (n *Node) heldAtStart(sc config.SSD, l *label.Label) bool {
 // withdraw takes the namespaces of a drive away that is gone, until it comes back.
 func (n *Node) withdraw(i int, d *openSSD) {
 	sc := n.config().SSDs[i]
-	if n.beginChange("the withdrawal of ssd "+sc.Name) != nil {
+	if n.beginDriveChange("the withdrawal of ssd "+sc.Name) != nil {
 		return
 	}
-	defer n.endChange()
+	defer n.endDriveChange()
 	gone := *d
 	gone.withdrawn, gone.err = true, fmt.Errorf("ssd %s: %w", sc.Name, d.dev.Healthy())
 	n.setDrive(i, &gone)

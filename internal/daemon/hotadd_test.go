@@ -26,6 +26,9 @@ const hotSSD = "{name: ssd1, backend: file, path: DIR/ssd1.img, fault: {delay: 1
 var hotNamespaces = []string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB}",
 	"{nsid: 3, ssd: ssd1, size: 64MiB, type: kv}"}
 
+// hotLookEvery is how often nodes of these tests look for drives.
+const hotLookEvery = 200 * time.Millisecond
+
 // hotTenants has the host be a tenant with a weight.
 const hotTenants = "tenants: [{name: gold, hosts: [nqn.2026-11.example.jbofd:hot], weight: 7}]"
 
@@ -66,7 +69,8 @@ func newHotRig(t *testing.T, absent bool) *hotRig {
 		t.Fatal(err)
 	}
 	r := &hotRig{log: &lines{}}
-	r.raw, err = start(Options{Config: cfg, Load: w.load, Stderr: r.log, Version: "test", CloseTimeout: time.Minute})
+	r.raw, err = start(Options{Config: cfg, Load: w.load, Stderr: r.log, Version: "test", CloseTimeout: time.Minute,
+		LookForDrivesEvery: hotLookEvery})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"reflect"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -78,7 +77,8 @@ func TestADriveInThePlaceOfAnotherOneGetsNoNewNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	log := &lines{}
-	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute})
+	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
+		LookForDrivesEvery: hotLookEvery})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestADriveThatFailsAsSoonAsItIsInServiceComesBackLessOften(t *testing.T) {
 		}
 		r.w.rename("back", "ssd1.img")
 		r.sees(3)
-		least += lookForDrivesEvery << n
+		least += hotLookEvery << n
 	}
 	if took := time.Since(began); took < least {
 		t.Errorf("it was in service again three times within %v, must take %v", took, least)
@@ -145,7 +145,8 @@ func TestADriveThatIsGoneAndStaysIsNotAskedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := start(Options{Config: cfg, Load: w.load, Stderr: &lines{}, Version: "test", CloseTimeout: time.Minute})
+	n, err := start(Options{Config: cfg, Load: w.load, Stderr: &lines{}, Version: "test", CloseTimeout: time.Minute,
+		LookForDrivesEvery: hotLookEvery})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,17 +155,16 @@ func TestADriveThatIsGoneAndStaysIsNotAskedAgain(t *testing.T) {
 		n.stop()
 	})
 	d := n.drives()[1]
-	var opening sync.WaitGroup
 	for since, want := range map[time.Duration]time.Duration{maxOpenWait / 2: time.Hour, maxOpenWait + 1: 0} {
 		served := awaited{at: time.Now().Add(-since), wait: time.Hour}
-		if n.attendDrive(1, &served, nil, &opening); served.wait != want {
+		if n.attendDrive(1, &served); served.wait != want {
 			t.Errorf("served for %v: %+v", since, served)
 		}
 	}
 	d.dev.(*fault.Device).Vanish()
 	var state awaited
 	before := d.drive.Stats().Errors.Load()
-	n.attendDrive(1, &state, make(chan arrival), &opening)
+	n.attendDrive(1, &state)
 	if now := d.drive.Stats().Errors.Load(); now != before || state != (awaited{}) {
 		t.Errorf("%d requests have failed; %+v", now-before, state)
 	}

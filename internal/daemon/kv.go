@@ -285,12 +285,15 @@ func (n *Node) swappedKeys() (keys int64) {
 	return keys
 }
 
-// erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase.
+// erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase. It returns n.reload for that time:
+// see meanwhile.
 func (n *Node) erase(d *openSSD, e label.Extent) error {
 	length := units.Bytes(e.LengthBytes)
 	n.erasing(0, length)
-	err := n.publisher.Erase(d.drive, e.StartBytes, length, func(done units.Bytes) { n.erasing(done, length) },
-		n.stopping)
+	err := n.meanwhile(d, func() error {
+		return n.publisher.Erase(d.drive, e.StartBytes, length, func(done units.Bytes) { n.erasing(done, length) },
+			n.stopping)
+	})
 	if errors.Is(err, target.ErrStopped) {
 		return errStopping
 	}

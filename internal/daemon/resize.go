@@ -10,6 +10,7 @@ import (
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd/label"
 	"jbofd/internal/units"
+	"jbofd/internal/uuid"
 )
 
 // A key-value namespace that has another size in the configuration than on the drive is resized while it serves.
@@ -71,6 +72,9 @@ func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 // before whether all of them can have it, and whether everything else that cfg says about extents is possible then.
 // With mode trying that is all. pending says whether there was anything to resize.
 //
+// It returns n.reload while it resizes: see meanwhile. A namespace whose drive is withdrawn before its turn comes is
+// left out, like one whose drive was not there at the beginning.
+//
 // Errors: what is in the way; errStopping. If something fails after that, the namespaces before keep their new sizes.
 func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err error) {
 	all := n.resizes(cfg)
@@ -80,18 +84,25 @@ func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err err
 	if err := n.checkResizes(cfg, all, mode); err != nil || mode == trying {
 		return true, err
 	}
-	for _, shrink := range []bool{true, false} {
-		for _, r := range all {
-			if r.shrinks() != shrink {
-				continue
-			}
-			if err := n.resizeOne(r); err != nil {
-				return true, cfg.NamespaceProblem(r.sub, r.ns, "size", fmt.Errorf("subsystem %s, namespace %d: "+
-					"size %s: %w", r.nqn, r.cfg.NSID, r.cfg.Size, err))
-			}
+	done := map[uuid.UUID]bool{}
+	for r := nextResize(all, done); r != nil; r = nextResize(n.resizes(cfg), done) {
+		done[r.extent.UUID] = true
+		if err := n.resizeOne(r); err != nil {
+			return true, cfg.NamespaceProblem(r.sub, r.ns, "size", fmt.Errorf("subsystem %s, namespace %d: "+
+				"size %s: %w", r.nqn, r.cfg.NSID, r.cfg.Size, err))
 		}
 	}
 	return true, nil
+}
+
+// nextResize returns one that is not done, those that shrink first, or nil.
+func nextResize(all []*kvResize, done map[uuid.UUID]bool) (next *kvResize) {
+	for _, r := range all {
+		if !done[r.extent.UUID] && (next == nil || r.shrinks() && !next.shrinks()) {
+			next = r
+		}
+	}
+	return next
 }
 
 // checkResizes reports whether all resizes are possible.
@@ -135,6 +146,9 @@ func (r *kvResize) check() error {
 
 // resizeOne resizes a namespace.
 func (n *Node) resizeOne(r *kvResize) error {
+	if err := r.check(); err != nil { // again: its drive may have come back since
+		return err
+	}
 	log := n.log.With("subsystem", r.nqn, "nsid", r.cfg.NSID, "ssd", r.cfg.SSD, "size", r.cfg.Size.String())
 	log.Info("key-value namespace is being resized", "from", config.Bytes(r.store.SizeBytes()).String())
 	within := r.extent.LengthBytes
@@ -145,13 +159,15 @@ func (n *Node) resizeOne(r *kvResize) error {
 		}
 	}
 	if r.store.SizeBytes() != r.bytes() {
-		err := r.store.Resize(partition.ResizeOptions{PartitionBytes: r.bytes(), ExtentBytes: within,
-			Progress: n.resizing(log), Stop: n.stopping})
+		err := n.meanwhile(r.ssd, func() error {
+			return r.store.Resize(partition.ResizeOptions{PartitionBytes: r.bytes(), ExtentBytes: within,
+				Progress: n.resizing(log), Stop: n.stopping})
+		})
 		switch {
 		case errors.Is(err, partition.ErrStopped):
 			return errStopping
 		case err != nil:
-			return err
+			return fmt.Errorf("ssd %s: %w", r.ssd.name, err)
 		}
 	}
 	if r.shrinks() {
@@ -192,7 +208,7 @@ func (n *Node) cutOff(r *kvResize) error {
 const sizesComponent = "sizes of namespaces"
 
 // resizeAtStart resizes the namespaces that the configuration has with another size than the drives, while hosts are
-// served. The caller holds n.reload, which is returned at the end; a stop waits for that.
+// served. The caller holds n.changes and n.reload, which are returned at the end; a stop waits for that.
 func (n *Node) resizeAtStart(cfg *config.Config) {
 	defer n.endChange()
 	if err := n.apply(cfg, strict); err != nil && !errors.Is(err, errStopping) {

@@ -7,13 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"jbofd/internal/ssd"
 	"jbofd/internal/uuid"
 )
 
-// Store is the label of an open drive. Its methods may be called from any goroutine; they wait for the drive.
+// Store is the label of an open drive. Its methods may be called from any goroutine; all but Label wait for the drive.
 //
 // Safety depends on which copy is written first:
 //
@@ -26,9 +27,12 @@ import (
 type Store struct {
 	dev ssd.Device
 
+	// label is never changed in place. It changes with mu held, which is held while the drive is written, and is read
+	// without: a drive that does not answer keeps nobody from knowing what it has.
+	label atomic.Pointer[Label]
+
 	mu    sync.Mutex
 	queue ssd.Queue
-	label *Label // never changed in place
 	// sound[i] is whether copy i (A, B) on the drive is a whole label.
 	// Invariant: at least one is.
 	sound [2]bool
@@ -155,9 +159,7 @@ func (s *Store) Repaired() (copies []string) {
 
 // Label returns the present content; the caller must not change it.
 func (s *Store) Label() *Label {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.label
+	return s.label.Load()
 }
 
 // Update calls change with a copy of the label and, unless that returns an error,
@@ -171,11 +173,11 @@ func (s *Store) Update(change func(*Label) error) error {
 	if s.queue == nil {
 		return fmt.Errorf("label: %w", ssd.ErrGone)
 	}
-	l := s.label.Clone()
+	l := s.label.Load().Clone()
 	if err := change(l); err != nil {
 		return err
 	}
-	l.Generation = s.label.Generation
+	l.Generation = s.label.Load().Generation
 	return s.write(l)
 }
 
@@ -193,14 +195,15 @@ func (s *Store) write(l *Label) error {
 	for _, copyIndex := range order {
 		if err := s.writeCopy(copyIndex, area, l.DeviceBytes); err != nil {
 			// The new generation may be on the drive, so its number must not be used again for other content.
-			if s.label != nil {
-				s.label = s.label.Clone()
-				s.label.Generation = l.Generation
+			if was := s.label.Load(); was != nil {
+				was = was.Clone()
+				was.Generation = l.Generation
+				s.label.Store(was)
 			}
 			return err
 		}
 	}
-	s.label = l
+	s.label.Store(l)
 	return nil
 }
 
@@ -382,24 +385,25 @@ func copyError(which string, err error) error {
 // adopt takes over what was read. It first makes both copies intact at the places that the label names, then moves them
 // if the device has grown.
 func (s *Store) adopt(f found) error {
-	s.label, s.sound = f.label, f.sound
+	s.label.Store(f.label)
+	s.sound = f.sound
 	if s.sound != [2]bool{true, true} {
 		area := make([]byte, AreaBytes)
-		if err := s.label.Encode(area); err != nil {
+		if err := f.label.Encode(area); err != nil {
 			return err
 		}
 		for i := range s.sound {
 			if s.sound[i] {
 				continue
 			}
-			if err := s.writeCopy(i, area, s.label.DeviceBytes); err != nil {
+			if err := s.writeCopy(i, area, f.label.DeviceBytes); err != nil {
 				return err
 			}
 			s.repaired[i] = true
 		}
 	}
-	if size := s.dev.Info().SizeBytes; size > s.label.DeviceBytes {
-		l := s.label.Clone()
+	if size := s.dev.Info().SizeBytes; size > f.label.DeviceBytes {
+		l := s.label.Load().Clone()
 		l.DeviceBytes = size
 		s.sound[1] = false // there is no copy at the new end yet
 		return s.write(l)
