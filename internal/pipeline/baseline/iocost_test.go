@@ -162,3 +162,102 @@ func TestIOCostChargesNothingForOthers(t *testing.T) {
 		t.Errorf("%d dispatched for %d ns, want all for nothing", n, c.CostNS(0))
 	}
 }
+
+// TestIOCostForgetsIdleTenants: an idle tenant counts for one more period, and then nothing wakes the policy.
+func TestIOCostForgetsIdleTenants(t *testing.T) {
+	h := newHost(t, slow(), 1, 1)
+	h.send(0, 1)
+	h.send(1, 1)
+	h.run(35e6, false, true)
+	if n := len(h.c.active); n != 1 || h.c.weights != 1 {
+		t.Errorf("%d tenants of weight %.1f count, one sends", n, h.c.weights)
+	}
+	h.run(35e6, false, false)
+	if at, ok := h.c.NextWake(); ok || len(h.c.active) != 0 {
+		t.Errorf("wakes at %d with %d tenants that count, although nobody sends", at, len(h.c.active))
+	}
+}
+
+// TestIOCostWaitsInFull: whoever waits has taken back all that it had lent, whatever its margin was.
+func TestIOCostWaitsInFull(t *testing.T) {
+	h := newHost(t, slow(), 4, 4)
+	h.send(1, 1)
+	h.send(0, 1)
+	h.c.Dispatch(0, nil)
+	p := &h.c.payers[0]
+	h.c.share(p, 0.1)
+	p.margin = -1e12
+	h.send(0, 100)
+	h.c.Dispatch(0, nil)
+	if p.queue.n == 0 || p.inUse != p.weight {
+		t.Errorf("%d wait, %.1f of a weight of %.1f count", p.queue.n, p.inUse, p.weight)
+	}
+}
+
+// TestIOCostDoesNotHurryALateDrive: while I/Os of earlier periods are at the device the rate does not rise.
+func TestIOCostDoesNotHurryALateDrive(t *testing.T) {
+	cfg := slow()
+	cfg.LeastRate, cfg.MostRate = 0, 0
+	h := newHost(t, cfg, 1, 1)
+	h.latency = 80e6 // eight periods, in which no I/O ends that would miss the target
+	h.send(0, 20)
+	h.send(1, 900)
+	h.run(75e6, true, true)
+	if h.c.base != 1 {
+		t.Errorf("the rate is %.2f, I/Os have been at the drive since the beginning", h.c.base)
+	}
+}
+
+// TestIOCostCountsWhatIsAtTheDrive: a tenant whose I/Os take longer than a period does not lend what they use.
+func TestIOCostCountsWhatIsAtTheDrive(t *testing.T) {
+	h := newHost(t, slow(), 1, 1)
+	h.send(0, 40)
+	h.send(1, 64)
+	h.latency = 25e6
+	h.run(19e6, false, true) // in the second period it has sent nothing
+	h.run(2e6, false, true)
+	if p := &h.c.payers[0]; p.inUse < 0.15 {
+		t.Errorf("%.2f of its weight count, 4 ms of each 10 are at the drive for it", p.inUse)
+	}
+}
+
+// TestIOCostKeepsTheOrderOfShares: a change of one share changes when the I/Os of all others are due.
+func TestIOCostKeepsTheOrderOfShares(t *testing.T) {
+	h := newHost(t, slow(), 1, 1, 8)
+	h.send(0, 40)
+	h.send(1, 40)
+	h.run(20e6, true, true, true)
+	h.send(2, 40)
+	for i := range tenant.ID(3) {
+		if p := &h.c.payers[i]; p.queue.n > 0 {
+			within(t, "due", h.c.due.key(i), p.spent+h.c.price(p), 0.0001)
+		}
+	}
+}
+
+// TestIOCostDoesNotJudgeByFailures: the latency of an I/O that failed says nothing about the load.
+func TestIOCostDoesNotJudgeByFailures(t *testing.T) {
+	c := NewIOCost(IOCostConfig{Depth: 8})
+	c.SetTenant(0, 0, 1)
+	c.Enqueue(0, pipeline.IO{LenBytes: 4096})
+	c.Dispatch(0, nil)
+	c.Complete(1e6, 0, pipeline.Result{LatencyNS: 1e9, Failed: true})
+	if c.missed[pipeline.ReadClass] != 0 {
+		t.Error("a failure counts as a read that took too long")
+	}
+}
+
+func TestOrderIsByKeyThenTenant(t *testing.T) {
+	var o order
+	o.grow(5)
+	for _, i := range []tenant.ID{3, 1, 4, 2, 0} {
+		o.add(i, 7)
+	}
+	o.set(4, 1)
+	for _, want := range []tenant.ID{4, 0, 1, 2, 3} {
+		if got := o.first(); got != want {
+			t.Fatalf("%d is first, want %d", got, want)
+		}
+		o.remove(want)
+	}
+}
