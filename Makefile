@@ -11,11 +11,19 @@ FUZZ     ?= .
 CONFIG   ?=
 COMMANDS := jbofd jbofctl jbofbench
 
-# RDMA is the one thing that needs C: make build TAGS=rdma, with libibverbs-dev and librdmacm-dev.
-export CGO_ENABLED ?= $(if $(findstring rdma,$(TAGS)),1,0)
+# RDMA and SPDK need C: make build TAGS=rdma, with libibverbs-dev and librdmacm-dev; TAGS=spdk, with an SPDK that
+# pkg-config finds (docs/spdk.md).
+export CGO_ENABLED ?= $(if $(filter rdma spdk,$(TAGS)),1,0)
+ifneq ($(filter spdk,$(TAGS)),)
+# Parts of SPDK and DPDK register themselves in constructors, so that all objects of static libraries are linked. cgo
+# takes such options from the environment only.
+SPDK_LIBS ?= -Wl,--whole-archive $(shell pkg-config --libs spdk_nvme spdk_env_dpdk spdk_sock_posix) \
+	-Wl,--no-whole-archive $(shell pkg-config --libs --static spdk_syslibs)
+export CGO_LDFLAGS += $(SPDK_LIBS)
+endif
 
 .DEFAULT_GOAL := build
-.PHONY: help build test invariants race soak test-vm lint fuzz sim bench run demo demo-cluster clean
+.PHONY: help build test invariants race soak test-spdk test-vm lint fuzz sim bench run demo demo-cluster clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -67,6 +75,17 @@ soak: ## the long runs of the random tests, with new seeds: three hours or more 
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./internal/cluster/view -args -runs 30000
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000
 	test/fuzz.sh 1000000x '$(SOAK)'
+
+STANDIN := bin/spdk-standin
+test-spdk: ## the binding to SPDK, compiled and run against a stand-in (needs gcc and pkg-config)
+	@mkdir -p $(STANDIN)
+	for f in env standin; do $(or $(CC),gcc) -c -O2 -fPIC -Wall -Wextra -Iinternal/ssd/spdk/standin/include \
+	  internal/ssd/spdk/standin/$$f.c -o $(STANDIN)/$$f.o || exit 1; done
+	ar rcs $(STANDIN)/libspdk_standin.a $(STANDIN)/env.o $(STANDIN)/standin.o
+	@for m in spdk_nvme spdk_env_dpdk; do printf 'Name: %s\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
+	  $$m '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/$$m.pc; done
+	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) vet -tags spdk ./internal/ssd/spdk
+	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) test -tags spdk $(ARGS) ./internal/ssd/spdk
 
 test-vm: build ## Debian kernels in QEMU, as the host and as a JBOF of arm64
 	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm

@@ -121,15 +121,27 @@ type SSD struct {
 	// Name is the drive's name in namespaces, metrics and logs.
 	Name string `yaml:"name" required:"true"`
 	// Backend is what the drive is: memory, a regular file or block device, an NVMe controller that jbofd drives itself
-	// (nvme; the kernel's driver does not have it then), or an emulated drive, whose data are in memory and which
+	// (nvme; the kernel's driver does not have it then) or by SPDK's driver, which also reaches namespaces of other
+	// targets (spdk; needs a daemon built with TAGS=spdk), or an emulated drive, whose data are in memory and which
 	// answers when a real one would.
-	Backend string `yaml:"backend" default:"file" oneof:"mem|file|nvme|model"`
+	Backend string `yaml:"backend" default:"file" oneof:"mem|file|nvme|spdk|model"`
 	// Path is the file or block device (backend file).
 	Path string `yaml:"path,omitempty"`
 	// Address is the PCI address of the controller (backend nvme), as 0000:03:00.0. jbofctl ssd bind gives it to the
 	// driver vfio-pci first.
 	Address string `yaml:"address,omitempty"`
-	// NSID is the namespace of the controller that is the drive (backend nvme). 0: its first active one.
+	// TrType is how the controller is reached (backend spdk).
+	TrType string `yaml:"trtype" default:"pcie" oneof:"pcie|tcp|rdma"`
+	// TrAddr is the controller's PCI address, as 0000:03:00.0, or the IP address of the target that has it (backend
+	// spdk).
+	TrAddr string `yaml:"traddr,omitempty"`
+	// TrSvcID is the target's port (backend spdk with tcp or rdma).
+	TrSvcID string `yaml:"trsvcid" default:"4420"`
+	// SubNQN is the target's subsystem (backend spdk with tcp or rdma).
+	SubNQN string `yaml:"subnqn,omitempty"`
+	// HostNQN is the name that the daemon has at the target (backend spdk with tcp or rdma). Absent: SPDK makes one.
+	HostNQN string `yaml:"hostnqn,omitempty"`
+	// NSID is the namespace of the controller that is the drive (backends nvme and spdk). 0: its first active one.
 	NSID uint32 `yaml:"nsid" default:"0"`
 	// Size is the drive's capacity. Needed for backends mem and model and with create; otherwise it is that of the file
 	// or device (0), and another size is refused.

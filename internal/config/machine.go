@@ -7,6 +7,8 @@ type Machine struct {
 	MemoryBytes int64
 	// NoRDMA says why there can be no listener with transport rdma; empty: there can.
 	NoRDMA string
+	// NoSPDK says why there can be no drive with backend spdk; empty: there can.
+	NoSPDK string
 	// NoEtcd says why the daemon cannot run a server of etcd; empty: it can.
 	NoEtcd string
 }
@@ -26,6 +28,12 @@ func (v *validator) machine(m Machine) {
 				v.ok(p) {
 				v.complain(p, "rdma, but %s; allowed: tcp", m.NoRDMA)
 			}
+		}
+	}
+	for i, s := range v.c.SSDs {
+		p := join(index("ssds", i), "backend")
+		if m.NoSPDK != "" && s.Backend == "spdk" && v.ok(index("ssds", i)) && v.ok(p) {
+			v.complain(p, "spdk, but %s; allowed: nvme, file, mem, model", m.NoSPDK)
 		}
 	}
 	const embedded = "cluster.etcd.embedded"

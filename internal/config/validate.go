@@ -11,7 +11,6 @@ import (
 
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd/label"
-	"jbofd/internal/ssd/vfio/pci"
 )
 
 // sizeAlign is what a drive's declared size is a multiple of.
@@ -191,7 +190,7 @@ func (v *validator) ssds() {
 		given := func(key string) bool { _, ok := v.pos[join(p, key)]; return ok }
 		sizeOK := v.ok(join(p, "size"))
 		switch s.Backend {
-		case "mem", "model", "nvme":
+		case "mem", "model", "nvme", "spdk":
 			if s.Path != "" {
 				v.complain(join(p, "path"), "%q, but backend %s has none; allowed: leave it out", s.Path, s.Backend)
 			}
@@ -205,7 +204,7 @@ func (v *validator) ssds() {
 			if s.Backend == "model" {
 				least = minModelBytes
 			}
-			if sizeOK && s.Size == 0 && s.Backend != "nvme" {
+			if sizeOK && s.Size == 0 && s.Backend != "nvme" && s.Backend != "spdk" {
 				v.complain(join(p, "size"), "missing; backend %s needs it: a size of %s or more", s.Backend, least)
 				sizeOK = false
 			}
@@ -231,6 +230,7 @@ func (v *validator) ssds() {
 			}
 		}
 		v.controller(p, s, addresses, given)
+		v.transport(p, s, addresses, given)
 		if s.Backend != "model" {
 			if given("preset") && s.Preset != "dct983" {
 				v.complain(join(p, "preset"), "%q, but backend %s has none; allowed: leave it out", s.Preset, s.Backend)
@@ -271,33 +271,6 @@ func (v *validator) swap(path string, s SSD, n int) {
 		v.complain(path, "%s, but %d drives before have a swap area; allowed: at most %d", s.KVSwap, maxSwapDrives,
 			maxSwapDrives)
 	}
-}
-
-// controller checks what names the NVMe controller of a drive.
-func (v *validator) controller(path string, s SSD, addresses *unique, given func(key string) bool) {
-	at, nsid := join(path, "address"), join(path, "nsid")
-	if s.Backend != "nvme" {
-		if s.Address != "" {
-			v.complain(at, "%q, but backend %s has none; allowed: leave it out", s.Address, s.Backend)
-		}
-		if given("nsid") && s.NSID != 0 {
-			v.complain(nsid, "%d, but backend %s has none; allowed: leave it out", s.NSID, s.Backend)
-		}
-		return
-	}
-	if !v.ok(at) {
-		return
-	}
-	if s.Address == "" {
-		v.complain(at, "missing; backend nvme needs it: the PCI address of a controller, as 0000:03:00.0")
-		return
-	}
-	a, err := pci.Parse(s.Address)
-	if err != nil {
-		v.complain(at, "%q is no PCI address; allowed: domain:bus:device.function, as 0000:03:00.0", s.Address)
-		return
-	}
-	addresses.add(at, a)
 }
 
 // printable reports ASCII without control characters.

@@ -17,6 +17,7 @@ import (
 	"jbofd/internal/ssd/mem"
 	"jbofd/internal/ssd/model"
 	"jbofd/internal/ssd/model/flash"
+	"jbofd/internal/ssd/spdk"
 	"jbofd/internal/ssd/vfio"
 )
 
@@ -137,8 +138,10 @@ func (n *Node) openDevice(o *openedDevice, sc config.SSD, format bool) (err erro
 		}
 	case "nvme":
 		o.dev, err = n.openController(o, sc)
+	case "spdk":
+		o.dev, err = n.openSPDK(o, sc)
 	default:
-		err = fmt.Errorf("backend %q: must be mem, file, nvme or model", sc.Backend)
+		err = fmt.Errorf("backend %q: must be mem, file, nvme, spdk or model", sc.Backend)
 	}
 	if err != nil {
 		return err
@@ -157,7 +160,7 @@ func (n *Node) openDevice(o *openedDevice, sc config.SSD, format bool) (err erro
 		o.formatted = err == nil
 	}
 	if err != nil {
-		return refusedDrive(err, cmp.Or(sc.Path, sc.Address))
+		return refusedDrive(err, formattedAs(sc))
 	}
 	o.closing(func() { _ = store.Close() })
 	o.label = store
@@ -173,15 +176,60 @@ func (n *Node) openController(o *openedDevice, sc config.SSD) (ssd.Device, error
 	if err != nil {
 		return nil, err
 	}
+	return sizedAs(sc, dev, sc.Address)
+}
+
+// openSPDK opens a drive by SPDK's driver.
+func (n *Node) openSPDK(o *openedDevice, sc config.SSD) (ssd.Device, error) {
+	events := newTurnLog(n.log, 1, n.tel.LogDropped)
+	o.closing(events.close) // after the device, which calls it
+	id := spdk.TransportID{Transport: sc.TrType, Address: sc.TrAddr}
+	if sc.TrType != "pcie" {
+		id.Service, id.SubNQN, id.HostNQN = sc.TrSvcID, sc.SubNQN, sc.HostNQN
+	}
+	dev, err := spdk.Open(spdk.Config{Name: sc.Name, TransportID: id, NSID: sc.NSID, Pool: n.pool,
+		Environment: environmentOfSPDK(n.config()),
+		Event:       func(kind ssd.HealthEvent, what string) { events.driveEvent(sc.Name, kind, what) }})
+	if err != nil {
+		return nil, err
+	}
+	return sizedAs(sc, dev, sc.TrAddr)
+}
+
+// environmentOfSPDK is what the drives of a configuration need of SPDK's environment, which the first one makes.
+func environmentOfSPDK(c *config.Config) (e spdk.Environment) {
+	e.MemoryMiB = 48
+	for _, s := range c.SSDs {
+		if s.Backend == "spdk" {
+			e.PCI = e.PCI || s.TrType == "pcie"
+			e.MemoryMiB += 16 + 2*s.QueueDepth>>8 // 4 KiB for each of twice as many commands, and bounce buffers
+		}
+	}
+	return e
+}
+
+// sizedAs refuses a controller's namespace that has not the size that the configuration says.
+func sizedAs(sc config.SSD, dev ssd.Device, at string) (ssd.Device, error) {
 	if size := dev.Info().SizeBytes; sc.Size != 0 && int64(sc.Size) != size {
-		return nil, errors.Join(fmt.Errorf("size: %s, but namespace %d of %s has %s; allowed: leave it out", sc.Size,
-			dev.NSID(), sc.Address, config.Bytes(size)), dev.Close())
+		return nil, errors.Join(fmt.Errorf("size: %s, but the namespace at %s has %s; allowed: leave it out", sc.Size,
+			at, config.Bytes(size)), dev.Close())
 	}
 	return dev, nil
 }
 
+// formattedAs is how jbofctl ssd format names a drive; empty: it reaches no such drive.
+func formattedAs(sc config.SSD) string {
+	if sc.Backend == "spdk" && sc.TrType == "pcie" {
+		return sc.TrAddr
+	}
+	return cmp.Or(sc.Path, sc.Address)
+}
+
 // refusedDrive adds to the error of a drive that holds something else how to give it to jbofd.
 func refusedDrive(err error, path string) error {
+	if path == "" {
+		return err
+	}
 	if errors.Is(err, label.ErrForeign) || errors.Is(err, label.ErrCorrupt) {
 		return fmt.Errorf("%w; to give it to jbofd and lose what it holds: jbofctl ssd format --force %s", err, path)
 	}

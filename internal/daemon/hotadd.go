@@ -15,6 +15,7 @@ import (
 	"jbofd/internal/publish"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/label"
+	"jbofd/internal/ssd/spdk"
 	"jbofd/internal/ssd/vfio/pci"
 	"jbofd/internal/uuid"
 )
@@ -169,13 +170,17 @@ func (n *Node) present(i int) error {
 		}
 		return nil
 	}
+	if sc.Backend == "spdk" {
+		return nil // only an attempt to connect tells
+	}
 	_, err := os.Stat(sc.Path)
 	return err
 }
 
 // absent reports whether a device cannot be opened because it is not there. Trying again costs little.
 func absent(err error) bool {
-	for _, is := range []error{os.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM, pci.ErrAbsent, pci.ErrDriver} {
+	for _, is := range []error{os.ErrNotExist, unix.ENXIO, unix.ENODEV, unix.ENOMEDIUM, pci.ErrAbsent, pci.ErrDriver,
+		spdk.ErrAttach} {
 		if errors.Is(err, is) {
 			return true
 		}

@@ -8,6 +8,7 @@ import (
 	"jbofd/internal/cluster/etcdserver"
 	"jbofd/internal/config"
 	"jbofd/internal/nvmeof/rdma/verbs"
+	"jbofd/internal/ssd/spdk"
 )
 
 // Machine returns what this machine and this binary have, for the validation of configurations.
@@ -18,6 +19,9 @@ func machine(root string) config.Machine {
 	m := config.Machine{MemoryBytes: memoryBytes(root)}
 	if !verbs.BuiltIn {
 		m.NoRDMA = "this jbofd is built without rdma (make build TAGS=rdma)"
+	}
+	if !spdk.BuiltIn {
+		m.NoSPDK = "this jbofd is built without spdk (make build TAGS=spdk)"
 	}
 	if !etcdserver.Built {
 		m.NoEtcd = "this jbofd is built without a server of etcd, as by make build ETCD="

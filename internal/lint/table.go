@@ -184,7 +184,7 @@ var directions = []row{
 	{"internal/lab", []string{"internal/ssd", "internal/turn"}, "the simulated environment imports the interfaces of " +
 		"devices and drivers only; internal/lab/node assembles a whole node"},
 	{"internal/lab/node", []string{"internal/..."}, "a simulated node consists of the packages that the daemon uses"},
-	{"internal/ssd/spdk", []string{"internal/ssd", "internal/bufpool"}, toDevice},
+	{"internal/ssd/spdk", []string{"internal/ssd", "internal/bufpool", "internal/nvme", "internal/eventfd"}, toDevice},
 	{"internal/ssd/vfio", []string{"internal/ssd", "internal/bufpool", "internal/nvme", "internal/eventfd",
 		"internal/ssd/vfio/..."}, toDevice},
 	{"internal/ssd/vfio/pcie", []string{"internal/nvme", "internal/eventfd"},

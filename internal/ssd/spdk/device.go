@@ -1,0 +1,381 @@
+//go:build spdk && cgo
+
+package spdk
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"jbofd/internal/eventfd"
+	"jbofd/internal/ssd"
+)
+
+// BuiltIn reports whether the binary has SPDK's driver.
+const BuiltIn = true
+
+const (
+	defaultTimeout      = 30 * time.Second
+	defaultAbortTimeout = 5 * time.Second
+	// maxTries is how often a command is sent at most, whatever ended it.
+	maxTries = 4
+	// retryDelay is how long a command that has ended with a status that allows a retry waits before it is sent again.
+	retryDelay = 100 * time.Millisecond
+	// maxDepth bounds the depth of a queue.
+	maxDepth = 4096
+	// zeroesBytes is the length of Device.zeroes, bounceBytes that of a buffer for a copy.
+	zeroesBytes, bounceBytes = 128 << 10, 128 << 10
+	// defaultMemoryMiB is Environment.MemoryMiB.
+	defaultMemoryMiB = 64
+)
+
+// Device is an open drive.
+type Device struct {
+	cfg  Config
+	info ssd.Info
+	id   identity
+	// inPlace: the device, or SPDK, accesses data itself. registers: that needs memory to be registered.
+	registers bool
+	zeroes    []byte // for writes of zeroes, if the drive has no Write Zeroes command
+
+	// regions has what is known of each region of the pool. mapping guards mine and unmapped and admits one
+	// registration at a time.
+	regions  []atomic.Uint32
+	mapping  sync.Mutex
+	mine     [][]byte
+	unmapped error
+
+	gone  atomic.Bool
+	event *eventfd.Event // wakes the keeper
+
+	// admin is held while a function of the controller is called. It is taken before a queue's mu.
+	admin sync.Mutex
+	ctrl  handle // 0: detached
+
+	// mu guards what follows.
+	mu     sync.Mutex
+	why    error // why the device is gone; nil: it works
+	closed bool
+	queues map[*queue]struct{}
+
+	keeper chan struct{} // closed when the keeper has ended
+}
+
+// What Device.regions says of a region.
+const (
+	unknown uint32 = iota
+	registered
+	refused
+)
+
+// environment is the process's, of which there is one. DPDK cannot be initialised twice.
+var environment struct {
+	sync.Mutex
+	made bool
+	with Environment
+	err  error
+	// users counts the devices that have registered a region, by the region's address.
+	users map[uint64]int
+}
+
+// makeEnvironment initialises SPDK's environment, or checks that it has what a device needs.
+//
+// Errors: ErrEnvironment.
+func makeEnvironment(want Environment) error {
+	e := &environment
+	e.Lock()
+	defer e.Unlock()
+	if e.made {
+		if e.err == nil && want.PCI && !e.with.PCI {
+			return fmt.Errorf("%w was made without the PCI bus, and cannot be made again", ErrEnvironment)
+		}
+		return e.err
+	}
+	if want.MemoryMiB == 0 {
+		want.MemoryMiB = defaultMemoryMiB
+	}
+	// DPDK takes a processor for its main thread; it has to be one that this process may use.
+	var may unix.CPUSet
+	cpu := 0
+	if err := unix.SchedGetaffinity(0, &may); err == nil {
+		for !may.IsSet(cpu) && cpu < 1023 {
+			cpu++
+		}
+	}
+	e.made, e.with, e.users = true, want, map[uint64]int{}
+	if err := envInit("jbofd", "0@"+strconv.Itoa(cpu), want.MemoryMiB, want.PCI); err != nil {
+		e.err = fmt.Errorf("%w cannot be made, standard error says why: %w", ErrEnvironment, err)
+	}
+	return e.err
+}
+
+// Open connects to a controller.
+//
+// Errors: ErrConfig, ErrEnvironment, ErrAttach; the system's for memory.
+func Open(cfg Config) (ssd.Device, error) {
+	d, err := open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("device %q: %w", cfg.Name, err)
+	}
+	return d, nil
+}
+
+func open(cfg Config) (*Device, error) {
+	if cfg.Timeout == 0 {
+		cfg.Timeout = defaultTimeout
+	}
+	if cfg.AbortTimeout == 0 {
+		cfg.AbortTimeout = defaultAbortTimeout
+	}
+	if min(cfg.Timeout, cfg.AbortTimeout) < 0 || cfg.Environment.MemoryMiB < 0 {
+		return nil, fmt.Errorf("%w: a timeout or the memory is negative", ErrConfig)
+	}
+	if err := cfg.TransportID.Check(); err != nil {
+		return nil, err
+	}
+	pcie := cfg.Transport == "pcie"
+	cfg.Environment.PCI = cfg.Environment.PCI || pcie
+	if err := makeEnvironment(cfg.Environment); err != nil {
+		return nil, err
+	}
+	d := &Device{cfg: cfg, registers: cfg.Transport != "tcp", queues: map[*queue]struct{}{},
+		keeper: make(chan struct{})}
+	var why string
+	// SPDK's TCP initiator has no interrupts.
+	if d.ctrl, d.id, why = attach(cfg.TransportID.String(), cfg.HostNQN, cfg.NSID, d.registers); d.ctrl == 0 {
+		return nil, fmt.Errorf("%w at %s: %s", ErrAttach, cfg.Address, why)
+	}
+	if err := d.open(); err != nil {
+		detach(d.ctrl)
+		return nil, err
+	}
+	go d.keep()
+	return d, nil
+}
+
+func (d *Device) open() (err error) {
+	if d.info, err = makeInfo(&d.cfg, &d.id); err != nil {
+		return err
+	}
+	if d.cfg.Pool != nil {
+		d.regions = make([]atomic.Uint32, d.cfg.Pool.Regions())
+	}
+	if d.event, err = eventfd.New(); err != nil {
+		return err
+	}
+	if !d.id.hasZeroes {
+		if d.zeroes = alloc(zeroesBytes); d.zeroes == nil {
+			return errors.Join(fmt.Errorf("no memory of SPDK for zeroes: %w", unix.ENOMEM), d.event.Close())
+		}
+	}
+	return nil
+}
+
+// makeInfo returns the ssd.Info of a namespace.
+//
+// Errors: ErrAttach, if the namespace has no blocks, blocks with metadata, or blocks that are longer than a transfer.
+func makeInfo(cfg *Config, id *identity) (ssd.Info, error) {
+	most := min(id.maxTransfer, zeroesBytes)
+	switch {
+	case id.blocks == 0 || id.blockBytes < 512 || id.blockBytes&(id.blockBytes-1) != 0 ||
+		id.blocks > 1<<62/uint64(id.blockBytes):
+		return ssd.Info{}, fmt.Errorf("%w: its namespace has %d blocks of %d bytes", ErrAttach, id.blocks,
+			id.blockBytes)
+	case id.metadataBytes != 0:
+		return ssd.Info{}, fmt.Errorf("%w: its blocks have metadata; format it without", ErrAttach)
+	case id.blockBytes > most:
+		return ssd.Info{}, fmt.Errorf("%w: its blocks of %d bytes are longer than a transfer, %d", ErrAttach,
+			id.blockBytes, most)
+	}
+	return ssd.Info{Name: cfg.Name, Backend: "spdk", Path: cfg.Address, Model: id.model, Serial: id.serial,
+		SizeBytes: int64(id.blocks) * int64(id.blockBytes), BlockSize: id.blockBytes,
+		OptimalIOBytes:   max(id.blockBytes*max(id.optimalBlocks, 1), 4096),
+		AtomicWriteBytes: id.blockBytes * atomicBlocks(id), VolatileCache: id.volatileCache,
+		Deallocates: id.deallocates, DeallocatedReadsZero: id.deallocates && id.readsZero,
+		Engine: "spdk-" + cfg.Transport,
+		Polled: cfg.Transport != "tcp"}, nil
+}
+
+// atomicBlocks is the length in blocks, a power of two, of the aligned writes that a power loss does not tear. A
+// namespace may have boundaries that such writes must not cross; the result divides their distance.
+func atomicBlocks(id *identity) int {
+	n := id.atomicBlocks
+	if id.nsAtomics {
+		if id.nawupf > 0 {
+			n = int(id.nawupf) + 1
+		}
+		if b := int(id.nabspf); b > 0 {
+			n = min(n, (b+1)&-(b+1))
+		}
+		if id.nabo != 0 {
+			n = 1
+		}
+	}
+	return 1 << (bits.Len(uint(n)) - 1)
+}
+
+// Info implements ssd.Device.
+func (d *Device) Info() ssd.Info { return d.info }
+
+// Healthy implements ssd.Device.
+func (d *Device) Healthy() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.why != nil {
+		return d.why
+	}
+	if d.closed {
+		return ssd.ErrGone
+	}
+	return nil
+}
+
+// Fallback returns why data in a region of the pool is copied: the region could not be registered; or nil.
+func (d *Device) Fallback() error {
+	d.mapping.Lock()
+	defer d.mapping.Unlock()
+	return d.unmapped
+}
+
+// reachable reports whether the device may access data where they are: they are in the pool, and registered if need be.
+//
+// hot: 0 allocs
+func (d *Device) reachable(b []byte) bool {
+	if d.cfg.Pool == nil {
+		return false
+	}
+	i, base, ok := d.cfg.Pool.RegionOf(b)
+	if !ok || !d.registers {
+		return ok
+	}
+	state := d.regions[i].Load()
+	if state == unknown {
+		state = d.register(i, base)
+	}
+	return state == registered
+}
+
+// register registers a region of the pool, and returns what is then in d.regions for it.
+func (d *Device) register(i int, base []byte) uint32 {
+	d.mapping.Lock()
+	defer d.mapping.Unlock()
+	if state := d.regions[i].Load(); state != unknown {
+		return state
+	}
+	e := &environment
+	e.Lock()
+	defer e.Unlock()
+	at, state := addressOf(base), registered
+	if e.users[at] == 0 {
+		if err := memRegister(base); err != nil {
+			state, d.unmapped = refused, fmt.Errorf("data is copied: a region cannot be registered with SPDK: %w", err)
+		}
+	}
+	if state == registered {
+		e.users[at]++
+		d.mine = append(d.mine, base)
+	}
+	d.regions[i].Store(state)
+	return state
+}
+
+// unregister gives up the regions, before their memory may be given back to the system.
+func (d *Device) unregister() (err error) {
+	d.mapping.Lock()
+	defer d.mapping.Unlock()
+	e := &environment
+	e.Lock()
+	defer e.Unlock()
+	for _, base := range d.mine {
+		at := addressOf(base)
+		if e.users[at]--; e.users[at] == 0 {
+			delete(e.users, at)
+			err = errors.Join(err, memUnregister(base))
+		}
+	}
+	d.mine = nil
+	return err
+}
+
+// OpenQueue implements ssd.Device.
+func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
+	if depth < 1 || depth > maxDepth {
+		return nil, fmt.Errorf("%w: queue depth is %d, want 1 to %d", ErrConfig, depth, maxDepth)
+	}
+	d.admin.Lock()
+	defer d.admin.Unlock()
+	q, err := d.openQueue(depth)
+	if err != nil {
+		return nil, fmt.Errorf("queue on %q: %w", d.info.Name, err)
+	}
+	return q, nil
+}
+
+func (d *Device) openQueue(depth int) (*queue, error) {
+	d.mu.Lock()
+	closed := d.closed
+	d.mu.Unlock()
+	if closed || d.gone.Load() {
+		return nil, ssd.ErrGone
+	}
+	event, err := eventfd.New()
+	if err != nil {
+		return nil, err
+	}
+	// Twice as many places as requests, because a request may need several commands.
+	places := min(max(2*depth, 16), maxDepth)
+	h, fd, err := queueOpen(d.ctrl, places)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("no more queue pairs: %w", err), event.Close())
+	}
+	q := newQueue(d, h, fd, event, depth, places)
+	d.mu.Lock()
+	d.queues[q] = struct{}{}
+	d.mu.Unlock()
+	return q, nil
+}
+
+// Close implements ssd.Device. It closes the queues, which waits until every request has ended (the keeper ends each,
+// see "Timeouts" above).
+func (d *Device) Close() error {
+	for _, q := range d.openQueues() {
+		_ = q.Close()
+	}
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		<-d.keeper
+		return nil
+	}
+	d.closed = true
+	d.mu.Unlock()
+	d.event.Signal()
+	<-d.keeper
+	for _, q := range d.openQueues() { // opened meanwhile
+		_ = q.Close()
+	}
+	d.admin.Lock()
+	defer d.admin.Unlock()
+	detach(d.ctrl)
+	d.ctrl = 0
+	if d.zeroes != nil {
+		free(d.zeroes)
+	}
+	return errors.Join(d.unregister(), d.event.Close())
+}
+
+func (d *Device) openQueues() []*queue {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make([]*queue, 0, len(d.queues))
+	for q := range d.queues {
+		all = append(all, q)
+	}
+	return all
+}
