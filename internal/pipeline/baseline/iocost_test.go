@@ -181,14 +181,15 @@ func TestIOCostForgetsIdleTenants(t *testing.T) {
 // TestIOCostWaitsInFull: whoever waits has taken back all that it had lent, whatever its margin was.
 func TestIOCostWaitsInFull(t *testing.T) {
 	h := newHost(t, slow(), 4, 4)
+	h.now = 1e9
 	h.send(1, 1)
 	h.send(0, 1)
-	h.c.Dispatch(0, nil)
+	h.c.Dispatch(h.now, nil)
 	p := &h.c.payers[0]
 	h.c.share(p, 0.1)
 	p.margin = -1e12
 	h.send(0, 100)
-	h.c.Dispatch(0, nil)
+	h.c.Dispatch(h.now, nil)
 	if p.queue.n == 0 || p.inUse != p.weight {
 		t.Errorf("%d wait, %.1f of a weight of %.1f count", p.queue.n, p.inUse, p.weight)
 	}
