@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/client/internal/kvop"
 	"jbofd/internal/flowctl"
 )
 
@@ -160,9 +161,9 @@ type Store struct {
 	Tenant
 	o    Options
 	base time.Time // origin of the clock
-	// identity names the writes of this Store; writes counts them.
+	// identity names the writes of this Store; numbers counts them.
 	identity uint64
-	writes   atomic.Uint64
+	numbers  kvop.Numbers
 	queues   atomic.Uint64 // counts OpQueues
 	current  atomic.Pointer[clusterMap]
 	stats    counters

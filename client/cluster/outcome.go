@@ -35,6 +35,11 @@ func (r *request) finish(err error) { // hot: 0 allocs
 	if r.err = err; err == nil {
 		r.result()
 	}
+	if r.write() {
+		s, unknown := r.s, errors.Is(r.err, client.ErrIndeterminate)
+		now := s.now()
+		s.numbers.End(&r.number, !unknown, now, now+s.o.KeepFor)
+	}
 	r.e.done = append(r.e.done, r)
 }
 

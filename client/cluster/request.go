@@ -39,6 +39,8 @@ type request struct {
 	tag      uint64
 	wrap     bool
 	position uint64
+	// number is that of a write, while it is outstanding.
+	number kvop.Number
 	// res and err are the outcome. They belong to the goroutine that was told of the end.
 	res kv.Result
 	err error
@@ -153,16 +155,23 @@ func (r *request) begin(a *kvop.Args) error { // hot: 0 allocs
 	r.args = *a
 	r.args.Key = r.key[:copy(r.key[:], a.Key)]
 	if a := &r.args; a.Kind.IsWrite() {
-		a.Client, a.Seq = s.identity, s.writes.Add(1)*kvop.SeqPerOp
+		a.Client = s.identity
 		a.KeepSeconds = uint32((s.o.KeepFor + keepMargin) / time.Second)
 		a.WantVersion = true // so that it is not sent without its identity
 	}
 	m := s.current.Load()
 	r.position = nvme.KVPosition(m.seed, r.args.Key)
+	if a := &r.args; a.Client != 0 {
+		a.Seq, a.Answered = s.numbers.Begin(&r.number, r.position, s.now())
+	}
 	r.started, r.unknown, r.first, r.last, r.tried, r.tries = false, false, 0, nil, r.tried[:0], 0
 	for _, x := range m.chainOf(r.position).members {
 		if p := x.place.Load(); p != nil {
-			return r.startOp(p) // copies a value without the lock
+			err := r.startOp(p) // copies a value without the lock
+			if err != nil {
+				s.numbers.End(&r.number, true, 0, 0)
+			}
+			return err
 		}
 	}
 	return nil

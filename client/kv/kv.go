@@ -65,12 +65,13 @@ type Namespace struct {
 	hash func([]byte) [nvme.MaxKVKey]byte // of long keys; nil: keys are not hashed
 	geo  atomic.Pointer[geometry]
 	ops  sync.Pool // of *kvop.Op
-	// atLeastOnce and keepFor are from Options. identity names the writes of this Namespace and of its OpQueues; writes
-	// counts them.
+	// atLeastOnce and keepFor are from Options. identity names the writes of this Namespace and of its OpQueues; numbers
+	// counts them. base is the origin of its clock.
 	atLeastOnce bool
 	keepFor     time.Duration
 	identity    uint64
-	writes      atomic.Uint64
+	numbers     kvop.Numbers
+	base        time.Time
 }
 
 // geometry is the part of Identify that operations need.
@@ -148,7 +149,8 @@ func Open(ctx context.Context, c *client.Controller, nsid uint32, o Options) (*N
 			maxKeepFor)
 	}
 	n := &Namespace{c: c, nsid: nsid, ops: sync.Pool{New: func() any { return new(kvop.Op) }},
-		atLeastOnce: o.AtLeastOnce, keepFor: o.KeepFor, identity: newIdentity()}
+		atLeastOnce: o.AtLeastOnce, keepFor: o.KeepFor, identity: newIdentity(),
+		base: time.Now()}
 	if o.LongKeys {
 		n.hash = kvop.Hash
 		if o.hash != nil {
@@ -245,29 +247,42 @@ type outcome struct {
 	expires uint32
 }
 
-// identify gives a write its identity, if it is to have one.
-func (n *Namespace) identify(s *kvop.Space, a *kvop.Args) { // hot: 0 allocs
+// identify gives a write of op its identity, if it is to have one. If it has, answered must be called.
+func (n *Namespace) identify(s *kvop.Space, op *kvop.Op, a *kvop.Args) { // hot: 0 allocs
 	if !s.Extended || !a.Kind.IsWrite() || n.atLeastOnce && (a.Kind == Put || a.Kind == Delete) {
 		return
 	}
-	a.Client, a.Seq = n.identity, n.writes.Add(1)*kvop.SeqPerOp
+	hash := uint64(0) // two long keys may have the same one at the target
+	if s.Hash == nil && len(a.Key) <= nvme.MaxKVKey {
+		hash = nvme.KVPosition(0, a.Key)
+	}
+	a.Client = n.identity
+	a.Seq, a.Answered = n.numbers.Begin(&op.Number, hash, time.Since(n.base))
 	a.KeepSeconds = uint32((n.keepFor + keepMargin) / time.Second)
+}
+
+// ended notes the end of an operation. If it was not answered, it may still be under way.
+func (n *Namespace) ended(op *kvop.Op, answered bool) { // hot: 0 allocs
+	now := time.Since(n.base)
+	n.numbers.End(&op.Number, answered, now, now+n.keepFor)
 }
 
 // run runs an operation to its end.
 func (n *Namespace) run(ctx context.Context, a kvop.Args) (out outcome, err error) {
 	s := &n.geo.Load().space
-	n.identify(s, &a)
-	op := n.ops.Get().(*kvop.Op)
+	op, done := n.ops.Get().(*kvop.Op), false
+	n.identify(s, op, &a)
 	defer func() {
+		n.ended(op, done)
 		op.Forget()
 		n.ops.Put(op)
 	}()
 	if err := op.Start(s, &a); err != nil {
+		done = true
 		return out, err
 	}
 	name := a.Kind.String()
-	for done := false; !done; {
+	for !done {
 		var comp client.Completion
 		if op.HasIdentity() {
 			sent := time.Now()

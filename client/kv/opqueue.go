@@ -198,12 +198,14 @@ func (q *OpQueue) Submit(ops []Op) (n int, err error) { // hot: 0 allocs
 		i := q.free[len(q.free)-1]
 		s, o := &q.slots[i], &ops[n]
 		a := o.args()
-		q.n.identify(space, &a)
+		q.n.identify(space, &s.op, &a)
 		if err = s.op.Start(space, &a); err == nil {
 			q.free = q.free[:len(q.free)-1]
 			s.tag, s.busy, s.tries, s.again = o.Tag, true, 0, false
 			q.unsent = append(q.unsent, i)
 			n++
+		} else {
+			q.n.ended(&s.op, true)
 		}
 	}
 	q.flush()
@@ -249,11 +251,12 @@ func (q *OpQueue) flush() { // hot: 0 allocs
 func (q *OpQueue) finish(i uint16, err error) {
 	s := &q.slots[i]
 	q.ready = append(q.ready, Result{Tag: s.tag, Kind: s.op.Kind(), Err: err})
-	q.release(i)
+	q.release(i, !errors.Is(err, client.ErrIndeterminate))
 }
 
-func (q *OpQueue) release(i uint16) { // hot: 0 allocs
+func (q *OpQueue) release(i uint16, answered bool) { // hot: 0 allocs
 	s := &q.slots[i]
+	q.n.ended(&s.op, answered)
 	s.op.Forget()
 	s.busy, s.sent = false, false
 	q.free = append(q.free, i)
@@ -358,7 +361,7 @@ func (q *OpQueue) complete(dst []Result, comps []client.Completion) (n int) { //
 			}
 		}
 		n++
-		q.release(i)
+		q.release(i, true)
 	}
 	return n
 }
@@ -510,6 +513,9 @@ func (q *OpQueue) Close() error {
 		}
 		if q.err == nil {
 			q.fail(client.ErrClosed)
+		}
+		for i := range q.slots {
+			q.n.ended(&q.slots[i].op, false)
 		}
 	})
 	return q.closeErr

@@ -38,7 +38,7 @@ import (
 // Protocol is the version of the records and messages of this package, and of the commands of nodes to each other
 // (docs/wire-extensions.md, bit 5). All nodes of a cluster have the same one. A change of their form needs another
 // number, on which TestAnotherWireFormHasAnotherNumber insists.
-const Protocol = 2
+const Protocol = 3
 
 // Problems that keep a node from taking part, or from changing anything. Each has its way out in Node.Problem.
 var (

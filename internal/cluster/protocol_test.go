@@ -129,6 +129,7 @@ func someCommands() []nvme.SQE {
 			k.SetKeep(8)
 			k.SetSequence(258)
 			k.SetMark(257)
+			k.SetAnswered(0x0c0b)
 		}),
 		some(nvme.CmdKVDurable, func(k *nvme.KVReplicaSQE) {
 			k.SetClock(0x10000000005)

@@ -152,6 +152,8 @@ type Write struct {
 	// Mem is the driver's handle of the memory of the Value; 0: there is none.
 	Mem uint32
 	ID  Identity
+	// Answered: the Client repeats none of its writes of the key with a lower Seq, so that the store may forget them.
+	Answered uint64
 	// Expires is when the object, or the tombstone of a Delete, ceases to exist, and KeepUntil until when the store
 	// keeps the identity: both in unix seconds.
 	Expires, KeepUntil uint32
@@ -204,7 +206,8 @@ type StoreOp struct {
 	// Version is that of a Put or Delete. It is done only if the key has no newer one.
 	Version uint64
 	ID      Identity
-	// Expires, KeepUntil, Retry and Conditional are those of the Write, Payer is also that of the Read.
+	// Answered, Expires, KeepUntil, Retry and Conditional are those of the Write, Payer is also that of the Read.
+	Answered           uint64
 	Expires, KeepUntil uint32
 	Retry, Conditional bool
 	Payer              uint32
@@ -301,7 +304,8 @@ type Message struct {
 	Mem     uint32
 	Version uint64
 	ID      Identity
-	// Expires and KeepUntil are those of the Write, or Expires that of the value of an Answer.
+	// Answered, Expires and KeepUntil are those of the Write, or Expires that of the value of an Answer.
+	Answered           uint64
 	Expires, KeepUntil uint32
 	// Payer is the receiver's number of the tenant that is charged for a Forward or a Ship. The receiver's driver sets
 	// it.

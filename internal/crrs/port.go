@@ -253,6 +253,7 @@ func (p *Port) request(s *Send, out *Actions, t *Traffic) {
 		k.SetKeep(p.keep)
 		k.SetSequence(s.Seq)
 		k.SetMark(s.Mark)
+		k.SetAnswered(s.Answered)
 		if s.Op == Delete {
 			k.SetFlags(nvme.KVForwardDelete)
 		} else {

@@ -102,6 +102,7 @@ func (p *Port) receiveForward(from Peer, c *Incoming, m *Message, out *Actions, 
 	m.Seq, m.Mark, m.Value, m.Mem, m.Version = k.Sequence(), k.Mark(), c.Value, c.Mem, c.Header.Version()
 	m.Key = Key{Bytes: c.Header.Key(), Len: k.KeyLen()}
 	m.ID = Identity{Client: c.Header.Client(), Seq: c.Header.Sequence()}
+	m.Answered = min(k.Answered(), m.ID.Seq)
 	m.Expires, m.KeepUntil = c.Header.Expires(), c.Header.KeepUntil()
 	if m.Op = Put; k.Flags()&nvme.KVForwardDelete != 0 {
 		m.Op = Delete

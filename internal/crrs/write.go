@@ -123,7 +123,7 @@ func (r *Replica) forward(i int32, out *Actions) {
 	mark := r.durable()
 	r.toldDurable = mark
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
-		Mem: w.Mem, Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil}, out)
+		Mem: w.Mem, Version: w.version, ID: w.ID, Answered: w.Answered, Expires: w.Expires, KeepUntil: w.KeepUntil}, out)
 }
 
 // store asks the store to do a write.
@@ -131,8 +131,8 @@ func (r *Replica) store(i int32, out *Actions) {
 	w := r.writes.At(i)
 	w.storing = true
 	out.Stores = append(out.Stores, StoreOp{Slot: i, Tag: w.Tag, Op: w.Op, Key: w.Key, Value: w.Value,
-		Version: w.version, ID: w.ID, Expires: w.Expires, KeepUntil: w.KeepUntil, Retry: w.Retry && w.deciding,
-		Conditional: w.Conditional && w.deciding, Payer: w.Payer, Last: w.last})
+		Version: w.version, ID: w.ID, Answered: w.Answered, Expires: w.Expires, KeepUntil: w.KeepUntil,
+		Retry: w.Retry && w.deciding, Conditional: w.Conditional && w.deciding, Payer: w.Payer, Last: w.last})
 }
 
 // receiveForward handles a Forward of the Predecessor.
@@ -163,8 +163,8 @@ func (r *Replica) accept(m *Message, out *Actions) {
 		r.releaseValue(m, out)
 		return
 	default:
-		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, Mem: m.Mem, ID: m.ID, Expires: m.Expires,
-			KeepUntil: m.KeepUntil, Payer: m.Payer})
+		i = r.take(Write{Op: m.Op, Key: m.Key, Value: m.Value, Mem: m.Mem, ID: m.ID, Answered: m.Answered,
+			Expires: m.Expires, KeepUntil: m.KeepUntil, Payer: m.Payer})
 		r.writes.At(i).version = m.Version
 		r.mark(i)
 		r.store(i, out)

@@ -267,7 +267,7 @@ func (s *Store) applyWrite(a *activeSeg, at int, o *op, ids []format.Identity) b
 	}
 	if o.addsIdentity() {
 		seg.AddIdentity(at, &format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(o.status),
-			Version: version, KeepUntil: o.id.KeepUntil})
+			Version: version, KeepUntil: o.id.KeepUntil}, o.id.Answered)
 		s.noteIdentity(o.id.KeepUntil)
 	}
 	return true
@@ -320,8 +320,15 @@ func (s *Store) lengthAfter(seg format.Segment, at, pieces int, o *op, keeps boo
 		if o.tombstone || o.kind == Put && o.expires != 0 {
 			length += format.ExpiryBytes
 		}
-		if o.addsIdentity() && (at == 0 || seg.Identities(at) < format.MaxIdentities) {
+		if o.addsIdentity() {
 			length += format.IdentityBytes
+			if at != 0 {
+				n := seg.Answered(at, o.id.Client, o.id.Answered)
+				if n == 0 && seg.Identities(at) == format.MaxIdentities {
+					n = 1
+				}
+				length -= n * format.IdentityBytes
+			}
 		}
 	}
 	return length + keys*(width-seg.Width()), keys * (maxWidth - width)

@@ -95,9 +95,11 @@ func (s *Store) applyGiven(a *activeSeg, at int, o *op) bool {
 		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Item(at).Evicted()
 	}
 	if o.id.KeepUntil == 0 || o.id.KeepUntil > s.wall {
+		id := format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(OK), Version: o.given,
+			KeepUntil: o.id.KeepUntil}
+		ids = format.DropAnswered(ids, &id, o.id.Answered, evicted)
 		var more bool
-		ids, more = format.MergeIdentities(ids, format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(OK),
-			Version: o.given, KeepUntil: o.id.KeepUntil})
+		ids, more = format.MergeIdentities(ids, id)
 		evicted = evicted || more
 	}
 	return s.applyMerged(a, at, o, ids, evicted && len(ids) > 0, false)

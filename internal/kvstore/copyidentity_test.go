@@ -18,6 +18,8 @@ type identified struct {
 	*ranged
 	kept map[string]*keptIdentities
 	seq  uint64
+	// answers: writes say which earlier ones have been answered.
+	answers bool
 	// writes are some that were made at some time.
 	writes []Request
 }
@@ -58,6 +60,9 @@ func (r *identified) anyWrite(n, size int) Request {
 		if r.rng.IntN(5) > 0 {
 			q.ID.KeepUntil = r.wall + 1 + r.rng.Uint32N(60)
 		}
+		if r.answers && r.rng.IntN(4) == 0 {
+			q.ID.Answered = q.ID.Seq - r.rng.Uint64N(min(q.ID.Seq, 100))
+		}
 	}
 	return q
 }
@@ -75,6 +80,9 @@ func (r *identified) write(q Request) {
 	r.note(q, p.Version)
 }
 
+// laterUntil is the later of two times; 0 is never.
+func laterUntil(a, b uint32) uint32 { return max(a-1, b-1) + 1 }
+
 // note notes what a write does that has been given a version.
 func (r *identified) note(q Request, version uint64) {
 	k := r.kept[string(q.Key)]
@@ -85,8 +93,18 @@ func (r *identified) note(q Request, version uint64) {
 	k.ids, k.version = slices.DeleteFunc(k.ids, r.isOver), version
 	k.evicted = k.evicted && len(k.ids) > 0
 	if q.ID.Client != 0 {
-		k.ids = append(k.ids, nvme.KVIdentity{Client: q.ID.Client, Seq: q.ID.Seq, Version: version,
-			KeepUntil: q.ID.KeepUntil})
+		id := nvme.KVIdentity{Client: q.ID.Client, Seq: q.ID.Seq, Version: version, KeepUntil: q.ID.KeepUntil}
+		gone := uint32(1) // until when those are kept that are dropped; all are kept for ever if one is
+		k.ids = slices.DeleteFunc(k.ids, func(o nvme.KVIdentity) bool {
+			is := o.Client == id.Client && o.Seq < q.ID.Answered
+			if is {
+				gone = laterUntil(gone, o.KeepUntil)
+			}
+			return is
+		})
+		if k.ids = append(k.ids, id); k.evicted && gone != 1 {
+			k.ids[0].KeepUntil = laterUntil(k.ids[0].KeepUntil, gone)
+		}
 		if len(k.ids) > format.MaxIdentities {
 			if first, next := k.ids[0].KeepUntil, &k.ids[1].KeepUntil; first == 0 || *next != 0 && first > *next {
 				*next = first
@@ -225,6 +243,22 @@ func (r *identified) batches(first, last uint64) (all [][]byte) {
 		all = append(all, slices.Clone(b))
 	})
 	return all
+}
+
+// TestAnsweredIdentitiesAreNotCopied: what the source has dropped because it was answered is not in its copies.
+func TestAnsweredIdentitiesAreNotCopied(t *testing.T) {
+	for seed := range Seeds(t, 3) {
+		a, b := identifiedTwins(t, seed)
+		a.answers = true
+		for range 3 {
+			for range 600 {
+				a.write(a.anyWrite(20, 600))
+			}
+			first, last := a.anyRange()
+			sameEntries(t, "CopyOut", a.entries(first, last), a.expectedEntries(first, last))
+		}
+		copyAll(t, a, b)
+	}
 }
 
 // TestCopiesCarryIdentities: a retry of a write is answered by a copy as by the source, after overwrites, deletes with

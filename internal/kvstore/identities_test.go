@@ -126,8 +126,8 @@ func checkDoneOnce(t *testing.T, m *model, all []*write, when string) {
 	}
 }
 
-// TestARetryWhoseIdentityMayBeGoneIsNotDone: of the requests that have changed a key the last 8 are remembered, for as
-// long as they have asked for.
+// TestARetryWhoseIdentityMayBeGoneIsNotDone: of the requests that have changed a key the last MaxIdentities are
+// remembered, for as long as they have asked for.
 func TestARetryWhoseIdentityMayBeGoneIsNotDone(t *testing.T) {
 	r := newRig(t, seeds(t), small(28))
 	m := newModel(r, 1, func() int { return 0 })
@@ -142,26 +142,27 @@ func TestARetryWhoseIdentityMayBeGoneIsNotDone(t *testing.T) {
 			t.Fatalf("status %d, version %d, want %d, %d", p.Status, p.Version, st, version)
 		}
 	}
+	const most = format.MaxIdentities
 	want(put(1, true), kvstore.OK, 2) // nothing can have been dropped
-	for seq := uint64(2); seq <= 8; seq++ {
+	for seq := uint64(2); seq <= most; seq++ {
 		want(put(seq, false), kvstore.OK, seq+1)
 	}
-	for seq := uint64(1); seq <= 8; seq++ {
+	for seq := uint64(1); seq <= most; seq++ {
 		want(put(seq, true), kvstore.OK, seq+1)
 		want(put(seq, false), kvstore.OK, seq+1) // a first try that a retry has overtaken
 	}
-	want(put(9, false), kvstore.OK, 10)
+	want(put(most+1, false), kvstore.OK, most+2)
 	want(put(1, true), kvstore.Indeterminate, 0)
-	want(put(99, true), kvstore.Indeterminate, 0)
+	want(put(199, true), kvstore.Indeterminate, 0)
 	want(put(2, true), kvstore.OK, 3)
-	want(m.do(kvstore.Request{Op: kvstore.Delete, Key: []byte("key")}), kvstore.OK, 11)
-	want(put(9, true), kvstore.OK, 10)
+	want(m.do(kvstore.Request{Op: kvstore.Delete, Key: []byte("key")}), kvstore.OK, most+3)
+	want(put(most+1, true), kvstore.OK, most+2)
 	want(put(1, true), kvstore.Indeterminate, 0)
 	want(m.do(kvstore.Request{Op: kvstore.Exist, Key: []byte("key")}), kvstore.NotFound, 0)
 	// When all of them may be dropped, a retry that asks for more time is a request like any other.
-	r.now = (1e6 + 9) * 1e9
-	want(put(9, true), kvstore.Indeterminate, 0)
-	want(put(200, true), kvstore.OK, 12)
+	r.now = (1e6 + most + 1) * 1e9
+	want(put(most+1, true), kvstore.Indeterminate, 0)
+	want(put(200, true), kvstore.OK, most+4)
 }
 
 // TestADamagedSegmentMakesRetriesIndeterminate: their identities may have been in it.
@@ -295,5 +296,71 @@ func (r *rig) recountRig() {
 	r.settle()
 	if err := r.s.Recount(r.dev.Visible, true); err != nil {
 		r.t.Fatal(err)
+	}
+}
+
+// TestAnsweredWritesAreForgotten: a key that one client writes again and again, of which a few writes have no answer
+// yet. Their retries get their results, one that was never made is made, and those of other clients are remembered.
+func TestAnsweredWritesAreForgotten(t *testing.T) {
+	for _, given := range []bool{false, true} {
+		r := newRig(t, seeds(t), small(28))
+		m := newModel(r, 1, func() int { return 0 })
+		version := uint64(1000)
+		put := func(client, seq, answered uint64, retry bool) kvstore.Reply {
+			q := kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: []byte{byte(seq)},
+				ID: kvstore.Identity{Client: client, Seq: seq, Answered: answered, Retry: retry}}
+			if given {
+				version++
+				q.Given = version
+			}
+			return m.do(q)
+		}
+		type answer struct{ client, seq, version uint64 }
+		var open []answer
+		ok := func(p kvstore.Reply) uint64 {
+			t.Helper()
+			if p.Status != kvstore.OK {
+				t.Fatalf("given %v: %+v", given, p)
+			}
+			return p.Version
+		}
+		open = append(open, answer{2, 5, ok(put(2, 5, 0, false))}) // another client, with a lower number
+		for seq := uint64(10); seq < 20*format.MaxIdentities; seq++ {
+			answered := uint64(0)
+			if seq > 20 {
+				answered = seq - 10
+			}
+			v := ok(put(1, seq, answered, false))
+			if open = append(open, answer{1, seq, v}); len(open) > 12 {
+				open = append(open[:1], open[2:]...)
+			}
+			if seq%7 == 0 {
+				r.settle()
+				r.crash()
+				if err := m.open(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, a := range open {
+				if p := put(a.client, a.seq, 0, true); p.Status != kvstore.OK || p.Version != a.version {
+					t.Fatalf("given %v: a retry of %+v after %d: %+v", given, a, seq, p)
+				}
+			}
+		}
+		never := put(1, 5000, 0, true)
+		if ok(never); never.Version <= open[len(open)-1].version {
+			t.Errorf("given %v: a retry of what was never made: %+v", given, never)
+		}
+		// Some are evicted: that is known also when all that are left have been answered.
+		for seq := uint64(6000); seq < 6000+format.MaxIdentities; seq++ {
+			ok(put(1, seq, 0, false))
+		}
+		ok(put(1, 7000, 7000, false))
+		if p := put(2, 5, 0, true); p.Status != kvstore.Indeterminate {
+			t.Errorf("given %v: a retry of an evicted one: %+v", given, p)
+		}
+		if p := put(1, 7000, 0, true); p.Status != kvstore.OK {
+			t.Errorf("given %v: a retry of the last one: %+v", given, p)
+		}
 	}
 }

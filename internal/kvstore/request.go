@@ -160,8 +160,11 @@ type Identity struct {
 	// identity.
 	Client, Seq uint64
 	// KeepUntil is how long the store remembers the request, in unix seconds; 0: until newer ones take its place. It
-	// remembers the last 8 that have changed a key.
+	// remembers the last 64 that have changed a key.
 	KeepUntil uint32
+	// Answered: no Retry of a request of this Client to this key comes any more whose Seq is smaller. The store forgets
+	// those when it remembers this one. It is at most Seq; 0: nothing is said.
+	Answered uint64
 	// Retry: the request may have been made before.
 	Retry bool
 }

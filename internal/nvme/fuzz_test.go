@@ -246,6 +246,7 @@ func FuzzKVWriteHeader(f *testing.F) {
 			again.SetSequence(h.Sequence())
 			again.SetExpires(h.Expires())
 			again.SetKeep(h.Keep())
+			again.SetAnswered(h.Answered())
 			again.SetCondition(h.Condition())
 			again.SetFlags(h.Flags())
 			if again != h {

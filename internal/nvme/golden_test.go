@@ -274,6 +274,7 @@ var examples = map[string]func() any{
 		h.SetExpires(3600)
 		h.SetFlags(KVRelative)
 		h.SetClient(0x1122334455667788)
+		h.SetAnswered(4)
 		h.SetSequence(5)
 		h.SetKeep(120)
 		return h

@@ -59,17 +59,17 @@ const (
 
 // KVWriteHeader is the beginning of the data of an extended Store, and all the data of an extended Delete.
 //
-//	 0        8        16         24        28     32          33      34         48
-//	+--------+--------+----------+---------+------+-----------+-------+----------+-------
-//	| Version| Client | Sequence | Expires | Keep | Condition | Flags | reserved | value
-//	+--------+--------+----------+---------+------+-----------+-------+----------+-------
+//	 0        8        16         24        28     32          33      34         40         48
+//	+--------+--------+----------+---------+------+-----------+-------+----------+----------+-------
+//	| Version| Client | Sequence | Expires | Keep | Condition | Flags | reserved | Answered | value
+//	+--------+--------+----------+---------+------+-----------+-------+----------+----------+-------
 //
 // Example: a Store if the key has version 4711, to expire in an hour, as write 5 of client 0x1122334455667788, to be
-// remembered for two minutes:
+// remembered for two minutes, when its writes of the key before write 4 have been answered:
 //
 //	67 12 00 00 00 00 00 00  88 77 66 55 44 33 22 11
 //	05 00 00 00 00 00 00 00  10 0e 00 00 78 00 00 00
-//	03 04 00 00 00 00 00 00  00 00 00 00 00 00 00 00
+//	03 04 00 00 00 00 00 00  04 00 00 00 00 00 00 00
 type KVWriteHeader [KVWriteHeaderSize]byte
 
 // Version is the version that KVIfVersion expects and that KVIfNewer stores; 0 with the other conditions.
@@ -98,6 +98,11 @@ func (h *KVWriteHeader) SetCondition(v KVCondition) { h[32] = uint8(v) }
 func (h *KVWriteHeader) Flags() uint8     { return h[33] }
 func (h *KVWriteHeader) SetFlags(v uint8) { h[33] = v }
 
+// Answered says that no retry of a write of this Client to this key comes any more whose Sequence is smaller; 0: nothing
+// is said.
+func (h *KVWriteHeader) Answered() uint64     { return le.Uint64(h[40:]) }
+func (h *KVWriteHeader) SetAnswered(v uint64) { le.PutUint64(h[40:], v) }
+
 // Offsets of the header's fields, as the completion of a command with KVInvalidHeader names them.
 const (
 	kvhVersion   = 0
@@ -107,6 +112,7 @@ const (
 	kvhCondition = 32
 	kvhFlags     = 33
 	kvhReserved  = 34
+	kvhAnswered  = 40
 )
 
 // Fault returns the offset of the first field that is wrong in the header of a command; ok is true if none is.
@@ -129,8 +135,10 @@ func (h *KVWriteHeader) Fault(opcode uint8) (offset int, ok bool) { // hot: 0 al
 		return kvhExpires, false
 	case h.Client() == 0 && h.Keep() != 0 || h.Client() != 0 && (h.Keep() < MinKVKeep || h.Keep() > MaxKVKeep):
 		return kvhKeep, false
+	case h.Answered() > h.Sequence():
+		return kvhAnswered, false
 	}
-	for i := kvhReserved; i < KVWriteHeaderSize; i++ {
+	for i := kvhReserved; i < kvhAnswered; i++ {
 		if h[i] != 0 {
 			return i, false
 		}
@@ -158,6 +166,8 @@ func (h *KVWriteHeader) Check(opcode uint8) error {
 		return fieldError(what, "Expires", h.Expires(), "0 for a Delete without a tombstone")
 	case kvhKeep:
 		return fieldError(what, "Keep", h.Keep(), "1 to 3600 with a Client, 0 without one")
+	case kvhAnswered:
+		return fieldError(what, "Answered", h.Answered(), "at most the Sequence")
 	}
 	return fieldError(what, "reserved byte", h[at], "0")
 }

@@ -94,7 +94,7 @@ const (
 	// KVMaxSums is the greatest number of sub-ranges of a digest.
 	KVMaxSums = 1 << 16
 	// KVMaxIdentities is how many identities a key has, at most, KVIdentityBytes the length of one.
-	KVMaxIdentities        = 8
+	KVMaxIdentities        = 64
 	KVIdentityBytes        = 28
 	kvIdentitiesHeaderSize = 4
 	// KVEntryOverhead is how much longer than its value a KVRange with one entry can be, at most.

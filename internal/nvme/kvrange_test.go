@@ -253,7 +253,7 @@ func TestKVRangeEntriesAscend(t *testing.T) {
 
 // TestKVRangeEntriesAreZeroAtFirst, also in memory that was used before.
 func TestKVRangeEntriesAreZeroAtFirst(t *testing.T) {
-	buf := bytes.Repeat([]byte{0xFF}, 512)
+	buf := bytes.Repeat([]byte{0xFF}, 4096)
 	b := NewKVRange(buf, KVCopy, 0, 0xFF, KVCursor{})
 	e, _, _ := b.Append([]byte("abc"), 0, KVMaxIdentities)
 	want := make(KVEntry, KVEntryBytes(KVCopy, 3, 0, KVMaxIdentities))

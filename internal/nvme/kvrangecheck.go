@@ -187,7 +187,7 @@ func (e KVEntry) checkIdentities(kind KVRangeKind) error {
 	case kind != KVCopy:
 		return fieldError(what, "kind", kind, "2")
 	case len(e) < keIdentity || e.Identities() < 1 || e.Identities() > KVMaxIdentities || len(e) < e.keyAt():
-		return fieldError(what, "number", len(e), "1 to 8, within the range")
+		return fieldError(what, "number", len(e), "1 to 64, within the range")
 	case e[keIdentityFlags]&^keEvicted != 0 || !zeroes(e[keIdentityFlags+1:keIdentity]):
 		return fieldError(what, "a reserved byte", "set", "zero")
 	}

@@ -425,7 +425,8 @@ func TestChecksNameTheWrongField(t *testing.T) {
 		"Keep is 0":              write(CmdKVXStore, func(h *KVWriteHeader) { h.SetKeep(0) }),
 		"Keep is 3601":           write(CmdKVXStore, func(h *KVWriteHeader) { h.SetKeep(3601) }),
 		"write header: reserved": write(CmdKVXStore, func(h *KVWriteHeader) { h[34] = 1 }),
-		"reserved byte is 7":     write(CmdKVXStore, func(h *KVWriteHeader) { h[47] = 7 }),
+		"reserved byte is 7":     write(CmdKVXStore, func(h *KVWriteHeader) { h[39] = 7 }),
+		"Answered is 6":          write(CmdKVXStore, func(h *KVWriteHeader) { h.SetAnswered(6) }),
 		"read header: reserved":  (&KVReadHeader{12: 1}).Check(),
 		"namespace list":         (&NSList{2, 0, 0, 0, 1}).Check(),
 	} {

@@ -42,6 +42,7 @@ const kvCompareBits = 6
 //	CDW2          epoch of the chain, from 1 on
 //	CDW3          15:0 number of the range in the view | 23:16 flags (Forward), bits (Compare, Fetch) |
 //	              31:24 high byte of the round (Compare, Fetch)
+//	CDW4, CDW5    Answered of the client's write header (Forward)
 //	CDW10         length of the data or of the host's buffer in bytes
 //	CDW11         7:0 length of the key (Forward, Ship), of the key behind which to begin, or 0 (Fetch) |
 //	              15:8 how many Forwards may be kept (Forward), low byte of the round (Compare, Fetch) |
@@ -71,6 +72,10 @@ func (k *KVReplicaSQE) SetEpoch(v uint32) { le.PutUint32(k[8:], v) }
 // Range is the number of the range in the view.
 func (k *KVReplicaSQE) Range() uint16     { return le.Uint16(k[12:]) }
 func (k *KVReplicaSQE) SetRange(v uint16) { le.PutUint16(k[12:], v) }
+
+// Answered is that of the client's write of a Forward: see KVWriteHeader. It is at most the Sequence of that.
+func (k *KVReplicaSQE) Answered() uint64     { return le.Uint64(k[16:]) }
+func (k *KVReplicaSQE) SetAnswered(v uint64) { le.PutUint64(k[16:], v) }
 
 // Flags are those of a Forward.
 func (k *KVReplicaSQE) Flags() uint8     { return k[14] }
@@ -151,7 +156,8 @@ func (k *KVReplicaSQE) Last() uint64 { return k.First() | (1<<k.Bits() - 1) }
 // Cost: 0 allocs.
 func (k *KVReplicaSQE) Valid() bool { // hot: 0 allocs
 	asks := k[0] == CmdKVCompare || k[0] == CmdKVFetch
-	if k.Epoch() == 0 || k[15] != 0 && !asks || k[45] != 0 && !asks && k[0] != CmdKVForward {
+	if k.Epoch() == 0 || k[15] != 0 && !asks || k[45] != 0 && !asks && k[0] != CmdKVForward ||
+		k.Answered() != 0 && k[0] != CmdKVForward {
 		return false
 	}
 	n, high := int(k.KeyLen()), le.Uint64(k[56:])

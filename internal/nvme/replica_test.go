@@ -255,6 +255,7 @@ func checkReplicaSQE(t *testing.T, e SQE) {
 				o.SetFlags(k.Flags())
 				o.SetKeyLen(k.KeyLen())
 				o.SetKeep(k.Keep())
+				o.SetAnswered(k.Answered())
 				o.SetSequence(k.Sequence())
 				o.SetMark(k.Mark())
 			case CmdKVDurable:

@@ -24,7 +24,7 @@ func TestPlanOfRanges(t *testing.T) {
 	table := kvTable().WithExtendedKV()
 	kv := func(p nvmeof.Plan) nvmeof.Plan { p.Kind = nvmeof.KindKV; return p }
 	read := func(n, answer uint32) nvmeof.Plan { return kv(nvmeof.Plan{ToHost: n, AnswerBytes: answer}) }
-	const most = kvMax + 376
+	const most = kvMax + nvme.KVEntryOverhead
 	for _, x := range []struct {
 		name string
 		sqe  *nvme.SQE
@@ -76,7 +76,7 @@ func TestPlanRefusesBadRanges(t *testing.T) {
 		"no room for the totals":       rangeCommand(nvme.CmdKVCount, 127),
 		"no room for the sums":         rangeCommand(nvme.CmdKVDigest, 96+16*16-1),
 		"no header":                    rangeCommand(nvme.CmdKVCopyIn, 95),
-		"a batch that is too long":     rangeCommand(nvme.CmdKVCopyIn, kvMax+377),
+		"a batch that is too long":     rangeCommand(nvme.CmdKVCopyIn, kvMax+nvme.KVEntryOverhead+1),
 		"a drop with data":             rangeCommand(nvme.CmdKVDrop, 1),
 		"fused":                        rangeCommand(nvme.CmdKVScan, 4096, fuse(nvme.FuseFirst)),
 		"PRPs": rangeCommand(nvme.CmdKVScan, 4096, func(s *nvme.SQE) {

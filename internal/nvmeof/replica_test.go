@@ -100,7 +100,7 @@ func TestPlanOfMessagesBetweenNodes(t *testing.T) {
 		{"fetch", message(nvme.CmdKVFetch, 8, 65536, part), nvmeof.Plan{ToHost: 65536, AnswerBytes: 65536}},
 		{"fetch of the least", message(nvme.CmdKVFetch, 8, 136), nvmeof.Plan{ToHost: 136, AnswerBytes: 136}},
 		{"fetch of more than there can be", message(nvme.CmdKVFetch, 8, 1<<31),
-			nvmeof.Plan{ToHost: 1 << 31, AnswerBytes: kvMax + 376}},
+			nvmeof.Plan{ToHost: 1 << 31, AnswerBytes: kvMax + nvme.KVEntryOverhead}},
 	} {
 		got := nvmeof.Plan{Op: 99, FUA: true, MissingOK: true}
 		x.want.Kind = nvmeof.KindReplica

@@ -36,9 +36,9 @@ func (r *Replica) Write(w *Write) {
 	if c.idle = w.Op == kvstore.Delete && w.Condition == kvstore.Always && r.port.Replica().Full(); c.idle {
 		c.cond = kvstore.IfPresent // a Delete of an absent key leaves no tombstone, and gets no seq
 	}
-	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq}, Expires: w.Expires,
-		KeepUntil: w.ID.KeepUntil, Retry: w.ID.Retry && w.ID.Client != 0, Conditional: c.cond != kvstore.Always,
-		Payer: uint32(w.Tenant)}
+	q := crrs.Write{Op: crrs.Put, Key: w.Key, ID: crrs.Identity{Client: w.ID.Client, Seq: w.ID.Seq},
+		Answered: w.ID.Answered, Expires: w.Expires, KeepUntil: w.ID.KeepUntil, Payer: uint32(w.Tenant),
+		Retry: w.ID.Retry && w.ID.Client != 0, Conditional: c.cond != kvstore.Always}
 	switch {
 	case w.Condition == kvstore.IfNewer || w.Op != kvstore.Put && w.Op != kvstore.Delete,
 		(w.ID.Client == 0) != (w.ID.KeepUntil == 0) || w.ID.Client == 0 && w.ID.Seq != 0:

@@ -48,7 +48,8 @@ func (r *Replica) beginStores(out *Actions) {
 		}
 		if s.Op != crrs.Get {
 			q.Given, q.Expires = s.Version, s.Expires
-			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil, Retry: s.Retry}
+			q.ID = kvstore.Identity{Client: s.ID.Client, Seq: s.ID.Seq, KeepUntil: s.KeepUntil,
+				Answered: s.Answered, Retry: s.Retry}
 			r.keepLonger(q)
 		}
 		// What is known in a segment that has lost keys may be older than what was lost (kvstore.Request.Sound).

@@ -22,8 +22,9 @@ type Args struct {
 	WantVersion bool
 	// Client is the first half of the identity of a write, 0: it has none. Seq is the second half of its first command:
 	// the commands of one operation take up to SeqPerOp numbers. KeepSeconds is how long the target keeps it.
-	Client, Seq uint64
-	KeepSeconds uint32
+	// Answered is the number below which all writes of the Client to this key have been answered.
+	Client, Seq, Answered uint64
+	KeepSeconds           uint32
 }
 
 // SeqPerOp is how many sequence numbers an operation may take.
@@ -154,6 +155,7 @@ func (o *Op) writeHeader(c nvme.KVCondition) { // hot: 0 allocs
 		h.SetClient(a.Client)
 		h.SetSequence(a.Seq)
 		h.SetKeep(a.KeepSeconds)
+		h.SetAnswered(a.Answered)
 		a.Seq++
 	}
 	o.retry = false

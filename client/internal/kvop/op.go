@@ -132,6 +132,9 @@ type Op struct {
 	Version uint64
 	Expires uint32
 
+	// Number is that of a write with an identity, while it is outstanding.
+	Number Number
+
 	args     Args
 	kind     Kind
 	step     step

@@ -408,9 +408,17 @@ func (b Segment) FindIdentity(at int, client, seq uint64) (id Identity, ok bool)
 // key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been: as
 // long as the key has identities it is known that some were evicted.
 //
+// Before that, the identities of id.Client with a lower Seq than answered are removed, because nobody will ask for them.
+//
 // hot: 0 allocs
-func (b Segment) AddIdentity(at int, id *Identity) {
+func (b Segment) AddIdentity(at int, id *Identity, answered uint64) {
 	first, n := b.identitiesAt(at), b.Identities(at)
+	if answered > 0 {
+		if until, dropped := b.dropAnswered(first, id.Client, answered); dropped > 0 {
+			n -= dropped
+			b.keepOldest(at, first, n, id, until)
+		}
+	}
 	if n == MaxIdentities {
 		until := b.Item(first).Identity().KeepUntil
 		b.cut(first, IdentityBytes)
@@ -427,6 +435,55 @@ func (b Segment) AddIdentity(at int, id *Identity) {
 	b.open(off, IdentityBytes)
 	b.SetItems(b.Items() + 1)
 	b.Item(off).setIdentity(id)
+}
+
+// Answered is the number of identities of a client, with a lower Seq than answered, of the key whose item is at offset
+// at.
+//
+// hot: 0 allocs
+func (b Segment) Answered(at int, client, answered uint64) (n int) {
+	if answered == 0 {
+		return 0
+	}
+	for off := b.identitiesAt(at); off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
+		if id := b.Item(off).Identity(); id.answered(client, answered) {
+			n++
+		}
+	}
+	return n
+}
+
+// dropAnswered removes those identities from an offset on. It returns how many, and until when they were to be kept.
+func (b Segment) dropAnswered(first int, client, answered uint64) (until uint32, n int) {
+	for off := first; off < b.LengthBytes() && b.Item(off).IsIdentity(); {
+		id := b.Item(off).Identity()
+		if !id.answered(client, answered) {
+			off += IdentityBytes
+			continue
+		}
+		if until = laterOf(until, id.KeepUntil); n == 0 {
+			until = id.KeepUntil
+		}
+		b.cut(off, IdentityBytes)
+		b.SetItems(b.Items() - 1)
+		n++
+	}
+	return until, n
+}
+
+// keepOldest has the oldest identity of a key, or id if it has none, kept until a time at least, if others were evicted:
+// it stands for these.
+func (b Segment) keepOldest(at, first, n int, id *Identity, until uint32) {
+	if !b.Item(at).Evicted() {
+		return
+	}
+	if n == 0 {
+		id.KeepUntil = laterOf(id.KeepUntil, until)
+		return
+	}
+	oldest := b.Item(first).Identity()
+	oldest.KeepUntil = laterOf(oldest.KeepUntil, until)
+	b.Item(first).setIdentity(&oldest)
 }
 
 // MayDrop reports whether something in the segment may be dropped at a time in unix seconds, or settled: what has

@@ -19,6 +19,29 @@ type modelKey struct {
 	identities    []Identity
 }
 
+// answer removes the identities of id.Client with a lower Seq than answered, and has what is left of the key known for
+// as long as those, if others were evicted.
+func (k *modelKey) answer(id *Identity, answered uint64) {
+	var left []Identity
+	until := []uint32{}
+	for _, o := range k.identities {
+		if o.Client == id.Client && o.Seq < answered {
+			until = append(until, o.KeepUntil-1) // 0, for ever, becomes the greatest
+			continue
+		}
+		left = append(left, o)
+	}
+	k.identities = left
+	if len(until) == 0 || !k.evicted {
+		return
+	}
+	oldest := id
+	if len(left) > 0 {
+		oldest = &left[0]
+	}
+	oldest.KeepUntil = max(slices.Max(until), oldest.KeepUntil-1) + 1
+}
+
 // content returns what a segment says, in order.
 func content(b Segment) (all []modelKey) {
 	for at := b.First(); at < b.LengthBytes(); {
@@ -42,15 +65,19 @@ func TestEditsAgainstAModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	widths := map[int]int{}
+	widths, drops, evictions := map[int]int{}, 0, 0
 	for range 300 {
 		b := make(Segment, 1<<16)
 		b.Clear(42)
 		lossy, clock := rng.IntN(2) == 0, uint64(0)
 		b.SetLossy(lossy)
 		var model []modelKey
-		for range 60 {
-			i := rng.IntN(10)
+		steps, keys := 60, 10
+		if rng.IntN(10) == 0 { // so many identities that some are evicted
+			steps, keys = 600, 2
+		}
+		for range steps {
+			i := rng.IntN(keys)
 			key := strings.Repeat(fmt.Sprint(i), 1+i)
 			at := b.Find([]byte(key))
 			m := slices.IndexFunc(model, func(k modelKey) bool { return k.key == key })
@@ -70,6 +97,9 @@ func TestEditsAgainstAModel(t *testing.T) {
 			k := &model[m]
 			switch rng.IntN(8) {
 			case 0:
+				if keys == 2 && rng.IntN(50) > 0 {
+					break
+				}
 				b.Remove(at)
 				model = slices.Delete(model, m, m+1)
 			case 1:
@@ -97,18 +127,36 @@ func TestEditsAgainstAModel(t *testing.T) {
 				}
 				b.SetExpiry(at, k.expires, k.expiry)
 			case 4, 5:
-				id := Identity{Client: rng.Uint64(), Seq: rng.Uint64(), Outcome: 3, Version: rng.Uint64(),
+				id := Identity{Client: rng.Uint64N(3), Seq: rng.Uint64(), Outcome: 3, Version: rng.Uint64(),
 					KeepUntil: rng.Uint32N(50)}
-				b.AddIdentity(at, &id)
+				answered := uint64(0)
+				if rng.IntN(30) == 0 {
+					answered = rng.Uint64N(id.Seq)
+				}
+				before, left, same := slices.Clone(k.identities), id, id
+				k.answer(&left, answered)
+				if n := b.Answered(at, id.Client, answered); n != len(before)-len(k.identities) {
+					t.Fatalf("%d identities are answered, want %d", n, len(before)-len(k.identities))
+				}
+				if ids := DropAnswered(before, &same, answered, k.evicted); !slices.Equal(ids, k.identities) || same != left {
+					t.Fatalf("of a slice %v are left for %v, want %v for %v", ids, same, k.identities, left)
+				}
+				b.AddIdentity(at, &id, answered)
+				id = left
+				drops += len(before) - len(k.identities)
 				if k.identities = append(k.identities, id); len(k.identities) > MaxIdentities {
 					was, next := k.identities[0].KeepUntil, &k.identities[1].KeepUntil
 					if was == 0 || *next != 0 && *next < was {
 						*next = was
 					}
 					k.evicted, k.identities = true, k.identities[1:]
+					evictions++
 				}
 			case 6:
 				now := rng.Uint32N(50)
+				if keys == 2 {
+					now = rng.Uint32N(2)
+				}
 				b.DropIdentities(at, now)
 				k.identities = slices.DeleteFunc(k.identities, func(id Identity) bool {
 					return id.KeepUntil != 0 && id.KeepUntil <= now
@@ -170,6 +218,9 @@ func TestEditsAgainstAModel(t *testing.T) {
 		if got := content(c); fmt.Sprint(got) != fmt.Sprint(model) || c.Lossy() || c.Clock() != clock {
 			t.Fatalf("the complete segment says\n%+v, want\n%+v", got, model)
 		}
+	}
+	if drops == 0 || evictions == 0 {
+		t.Errorf("%d identities were answered and dropped, %d evicted", drops, evictions)
 	}
 	for w := range 9 {
 		if w != 1 && widths[w] == 0 {
@@ -274,7 +325,7 @@ func TestAnIdentityHasNoValue(t *testing.T) {
 	b := make(Segment, KeyUnit*4)
 	b.Clear(1)
 	at := b.Insert([]byte("a"))
-	b.AddIdentity(at, &Identity{Client: 1<<64 - 1, Seq: 1})
+	b.AddIdentity(at, &Identity{Client: 1<<64 - 1, Seq: 1}, 0)
 	off := at + b.Item(at).LengthBytes()
 	if n, length := b.Pieces(off); !b.Item(off).IsIdentity() || n != 1 || length != 0 {
 		t.Errorf("%d pieces, %d bytes, want 1 and 0", n, length)

@@ -172,8 +172,8 @@ func identities() []byte {
 	b.Item(at).SetGone()
 	b.Item(at).SetEvicted(true)
 	b.SetExpiry(at, true, 0)
-	b.AddIdentity(at, &Identity{Client: 1, Seq: 2, Version: 2})
-	b.AddIdentity(at, &Identity{Client: 255, Seq: 3, Version: 3, KeepUntil: 1748430464})
+	b.AddIdentity(at, &Identity{Client: 1, Seq: 2, Version: 2}, 0)
+	b.AddIdentity(at, &Identity{Client: 255, Seq: 3, Version: 3, KeepUntil: 1748430464}, 0)
 	copy(b[b.LengthBytes():], b.SetChanges(BeginChanges(nil, 0, 0)))
 	b.Seal(77)
 	return b

@@ -47,7 +47,7 @@ const (
 	// IdentityBytes is the length of the item of an identity.
 	IdentityBytes = 30
 	// MaxIdentities is how many identities a key has, at most.
-	MaxIdentities = 8
+	MaxIdentities = 64
 
 	itemPlace   = 4
 	itemKeyLen  = 0x1f

@@ -17,7 +17,7 @@ func TestASegmentTakesInAnother(t *testing.T) {
 	b.Extend(at, 1)
 	b.Item(at).SetValueLen(100)
 	b.Item(at + b.Item(at).LengthBytes()).SetValueLen(50)
-	b.AddIdentity(at, &Identity{Client: 7, Seq: 8, Version: 300})
+	b.AddIdentity(at, &Identity{Client: 7, Seq: 8, Version: 300}, 0)
 	b.Recode(70_000, 3)
 	a.AppendItems(b)
 	a.SetDecidedBy(3)

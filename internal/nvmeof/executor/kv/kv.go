@@ -198,7 +198,7 @@ func (k *command) takeHeader() bool {
 	k.Condition, k.Version, k.Expires = conditions[h.Condition()], h.Version(), h.Expires()
 	f := h.Flags()
 	k.Tombstone, k.ExpiresIn, k.KeepSeconds = f&nvme.KVTombstone != 0, f&nvme.KVRelative != 0, h.Keep()
-	k.ID = kvstore.Identity{Client: h.Client(), Seq: h.Sequence(), Retry: f&nvme.KVRetry != 0}
+	k.ID = kvstore.Identity{Client: h.Client(), Seq: h.Sequence(), Answered: h.Answered(), Retry: f&nvme.KVRetry != 0}
 	return true
 }
 

@@ -171,7 +171,8 @@ func headers(t *testing.T, s *Store, nsid uint32, host Host) {
 		{16, func(h *nvme.KVWriteHeader) { h.SetSequence(1) }},
 		{28, func(h *nvme.KVWriteHeader) { h.SetClient(1) }},
 		{34, func(h *nvme.KVWriteHeader) { h[34] = 1 }},
-		{47, func(h *nvme.KVWriteHeader) { h[47] = 0x80 }},
+		{39, func(h *nvme.KVWriteHeader) { h[39] = 0x80 }},
+		{40, func(h *nvme.KVWriteHeader) { h.SetAnswered(1) }},
 	} {
 		for _, opcode := range []uint8{nvme.CmdKVXStore, nvme.CmdKVXDelete} {
 			for _, n := range []int{0, 100, 100_000} { // in the capsule, and not
