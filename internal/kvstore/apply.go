@@ -120,7 +120,7 @@ func (s *Store) isRepetition(seg format.Segment, at int, o *op) bool {
 			return true
 		}
 	}
-	dropped := seg.Lossy() || at != 0 && seg.Item(at).Evicted() || o.id.KeepUntil != 0 && o.id.KeepUntil <= s.wall
+	dropped := seg.Lossy() || at != 0 && seg.Evicted(at, s.wall) || o.id.KeepUntil != 0 && o.id.KeepUntil <= s.wall
 	if o.id.Retry && dropped {
 		o.status = Indeterminate
 		return true

@@ -92,17 +92,15 @@ func (s *Store) applyGiven(a *activeSeg, at int, o *op) bool {
 	}
 	ids, evicted := s.identities[:0], false
 	if at != 0 {
-		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Item(at).Evicted()
+		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Evicted(at, s.wall)
 	}
 	if o.id.KeepUntil == 0 || o.id.KeepUntil > s.wall {
 		id := format.Identity{Client: o.id.Client, Seq: o.id.Seq, Outcome: uint8(OK), Version: o.given,
 			KeepUntil: o.id.KeepUntil}
-		ids = format.DropAnswered(ids, &id, o.id.Answered, evicted)
-		var more bool
-		ids, more = format.MergeIdentities(ids, id)
-		evicted = evicted || more
+		ids = format.DropAnswered(ids, o.id.Client, o.id.Answered, evicted)
+		ids, evicted = format.MergeIdentities(ids, id, evicted)
 	}
-	return s.applyMerged(a, at, o, ids, evicted && len(ids) > 0, false)
+	return s.applyMerged(a, at, o, ids, evicted, false)
 }
 
 // mergeIdentities returns the identities that a key will have with those of an entry of a CopyIn, and whether others
@@ -111,18 +109,21 @@ func (s *Store) mergeIdentities(seg format.Segment, at int, c *copyIn, e nvme.KV
 	evicted bool) {
 	ids = s.identities[:0]
 	if at != 0 {
-		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Item(at).Evicted()
+		ids, evicted = seg.AppendIdentities(ids, at, s.wall), seg.Evicted(at, s.wall)
 	}
 	for i := range e.Identities() {
-		id := c.identity(e, i)
-		if id.KeepUntil != 0 && id.KeepUntil <= s.wall {
-			continue
+		if id := c.identity(e, i); id.KeepUntil == 0 || id.KeepUntil > s.wall {
+			ids, evicted = format.MergeIdentities(ids, id, evicted)
 		}
-		var more bool
-		ids, more = format.MergeIdentities(ids, id)
-		evicted = evicted || more || e.Evicted()
 	}
-	return ids, evicted && len(ids) > 0
+	if e.Evicted() {
+		// Its oldest one says until when that is so.
+		if oldest := c.identity(e, 0); oldest.KeepUntil == 0 || oldest.KeepUntil > s.wall {
+			evicted = true
+			ids[0].KeepUntil = format.LaterOf(ids[0].KeepUntil, oldest.KeepUntil)
+		}
+	}
+	return ids, evicted
 }
 
 // identity is identity i of an entry of a CopyIn.

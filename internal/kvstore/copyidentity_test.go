@@ -80,9 +80,6 @@ func (r *identified) write(q Request) {
 	r.note(q, p.Version)
 }
 
-// laterUntil is the later of two times; 0 is never.
-func laterUntil(a, b uint32) uint32 { return max(a-1, b-1) + 1 }
-
 // note notes what a write does that has been given a version.
 func (r *identified) note(q Request, version uint64) {
 	k := r.kept[string(q.Key)]
@@ -90,22 +87,18 @@ func (r *identified) note(q Request, version uint64) {
 		k = &keptIdentities{}
 		r.kept[string(q.Key)] = k
 	}
+	k.evicted = k.evicted && !r.isOver(k.ids[0])
 	k.ids, k.version = slices.DeleteFunc(k.ids, r.isOver), version
-	k.evicted = k.evicted && len(k.ids) > 0
 	if q.ID.Client != 0 {
 		id := nvme.KVIdentity{Client: q.ID.Client, Seq: q.ID.Seq, Version: version, KeepUntil: q.ID.KeepUntil}
-		gone := uint32(1) // until when those are kept that are dropped; all are kept for ever if one is
-		k.ids = slices.DeleteFunc(k.ids, func(o nvme.KVIdentity) bool {
-			is := o.Client == id.Client && o.Seq < q.ID.Answered
-			if is {
-				gone = laterUntil(gone, o.KeepUntil)
-			}
-			return is
-		})
-		if k.ids = append(k.ids, id); k.evicted && gone != 1 {
-			k.ids[0].KeepUntil = laterUntil(k.ids[0].KeepUntil, gone)
+		first := 0
+		if k.evicted {
+			first = 1 // the oldest one says until when others were to be kept
 		}
-		if len(k.ids) > format.MaxIdentities {
+		left := slices.DeleteFunc(k.ids[first:], func(o nvme.KVIdentity) bool {
+			return o.Client == id.Client && o.Seq < q.ID.Answered
+		})
+		if k.ids = append(k.ids[:first+len(left)], id); len(k.ids) > format.MaxIdentities {
 			if first, next := k.ids[0].KeepUntil, &k.ids[1].KeepUntil; first == 0 || *next != 0 && first > *next {
 				*next = first
 			}
@@ -142,7 +135,7 @@ func (r *identified) expectedEntries(first, last uint64) map[string]string {
 			o = object{}
 		}
 		all[key] = sayEntry(k.version, o.expires, exists && !o.tombstone, o.tombstone, o.value, ids,
-			k.evicted && len(ids) > 0)
+			k.evicted && !r.isOver(k.ids[0]))
 	}
 	return all
 }
@@ -450,7 +443,7 @@ func TestMergedIdentitiesAreTheNewest(t *testing.T) {
 	for seed := range Seeds(t, 20) {
 		rng := rand.New(rand.NewPCG(seed, 13))
 		var all []format.Identity
-		for i := range 1 + rng.IntN(20) {
+		for i := range 1 + rng.IntN(3*format.MaxIdentities) {
 			all = append(all, format.Identity{Client: 1 + uint64(i%3), Seq: uint64(i), Version: 5 + uint64(i)/2,
 				KeepUntil: rng.Uint32N(4)})
 		}
@@ -458,9 +451,7 @@ func TestMergedIdentitiesAreTheNewest(t *testing.T) {
 		evicted := false
 		for range 3 {
 			for _, i := range rng.Perm(len(all)) {
-				var more bool
-				got, more = format.MergeIdentities(got, all[i])
-				evicted = evicted || more
+				got, evicted = format.MergeIdentities(got, all[i], evicted)
 			}
 		}
 		want, until := slices.Clone(all), uint32(1)

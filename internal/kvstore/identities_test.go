@@ -364,3 +364,56 @@ func TestAnsweredWritesAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// TestEvictionsAreForgottenInTime: a key that is written all the time had more writes in flight at once than it has
+// identities, for a while. Retries that are not found are Indeterminate for as long as those were to be kept that were
+// evicted, and then are requests like any others, although the key has always had identities since.
+func TestEvictionsAreForgottenInTime(t *testing.T) {
+	const keep, evicted = 20_000, 10
+	for _, given := range []bool{false, true} {
+		r := newRig(t, seeds(t), small(28))
+		m := newModel(r, 1, func() int { return 0 })
+		seq, version, end := uint64(0), uint64(1000), uint32(0)
+		put := func(answered uint64, retry bool) kvstore.Status {
+			seq++
+			q := kvstore.Request{Op: kvstore.Put, Key: []byte("key"), Value: []byte{byte(seq)},
+				ID: kvstore.Identity{Client: 1, Seq: seq, Answered: answered, Retry: retry, KeepUntil: r.wall() + keep}}
+			if seq == evicted+1 {
+				end = q.ID.KeepUntil // the oldest one that is left
+			}
+			if given {
+				version++
+				q.Given = version
+			}
+			return m.do(q).Status
+		}
+		for range format.MaxIdentities + evicted {
+			if st := put(0, false); st != kvstore.OK {
+				t.Fatal(st)
+			}
+		}
+		unsure, sure := 0, 0
+		for range 60 {
+			r.now += 1000 * 1e9
+			for range 5 {
+				if st := put(seq-3, false); st != kvstore.OK {
+					t.Fatal(st)
+				}
+			}
+			before := r.wall()
+			st := put(seq-3, true)
+			switch {
+			case before >= end && st == kvstore.OK:
+				sure++
+			case r.wall() < end && st == kvstore.Indeterminate:
+				unsure++
+			case before >= end || r.wall() < end:
+				t.Fatalf("given %v: a retry of what was never made: %d at %d; the last that was evicted was to be kept until %d",
+					given, st, before, end)
+			}
+		}
+		if sure < 5 || unsure < 5 {
+			t.Errorf("given %v: %d retries were made, %d were Indeterminate", given, sure, unsure)
+		}
+	}
+}

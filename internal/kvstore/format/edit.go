@@ -405,19 +405,17 @@ func (b Segment) FindIdentity(at int, client, seq uint64) (id Identity, ok bool)
 }
 
 // AddIdentity adds an identity to the key whose item is at offset at. The view must have room for IdentityBytes. If the
-// key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been: as
-// long as the key has identities it is known that some were evicted.
+// key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been: until
+// that one's end it is known that some were evicted.
 //
 // Before that, the identities of id.Client with a lower Seq than answered are removed, because nobody will ask for them.
+// The oldest one stays if others were evicted: without it they would be known for longer with every write.
 //
 // hot: 0 allocs
 func (b Segment) AddIdentity(at int, id *Identity, answered uint64) {
 	first, n := b.identitiesAt(at), b.Identities(at)
 	if answered > 0 {
-		if until, dropped := b.dropAnswered(first, id.Client, answered); dropped > 0 {
-			n -= dropped
-			b.keepOldest(at, first, n, id, until)
-		}
+		n -= b.dropAnswered(at, first, id.Client, answered)
 	}
 	if n == MaxIdentities {
 		until := b.Item(first).Identity().KeepUntil
@@ -437,15 +435,15 @@ func (b Segment) AddIdentity(at int, id *Identity, answered uint64) {
 	b.Item(off).setIdentity(id)
 }
 
-// Answered is the number of identities of a client, with a lower Seq than answered, of the key whose item is at offset
-// at.
+// Answered is the number of identities that AddIdentity would remove from the key whose item is at offset at.
 //
 // hot: 0 allocs
 func (b Segment) Answered(at int, client, answered uint64) (n int) {
 	if answered == 0 {
 		return 0
 	}
-	for off := b.identitiesAt(at); off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
+	off := b.answerable(at, b.identitiesAt(at))
+	for ; off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
 		if id := b.Item(off).Identity(); id.answered(client, answered) {
 			n++
 		}
@@ -453,37 +451,38 @@ func (b Segment) Answered(at int, client, answered uint64) (n int) {
 	return n
 }
 
-// dropAnswered removes those identities from an offset on. It returns how many, and until when they were to be kept.
-func (b Segment) dropAnswered(first int, client, answered uint64) (until uint32, n int) {
-	for off := first; off < b.LengthBytes() && b.Item(off).IsIdentity(); {
-		id := b.Item(off).Identity()
-		if !id.answered(client, answered) {
+// answerable is the offset of the first identity of a key that may be removed because it was answered.
+func (b Segment) answerable(at, first int) int {
+	if b.Evicted(at, 0) {
+		return first + IdentityBytes
+	}
+	return first
+}
+
+// dropAnswered removes the identities of a client with a lower Seq than answered from a key, and returns how many.
+func (b Segment) dropAnswered(at, first int, client, answered uint64) (n int) {
+	for off := b.answerable(at, first); off < b.LengthBytes() && b.Item(off).IsIdentity(); {
+		if id := b.Item(off).Identity(); !id.answered(client, answered) {
 			off += IdentityBytes
 			continue
-		}
-		if until = laterOf(until, id.KeepUntil); n == 0 {
-			until = id.KeepUntil
 		}
 		b.cut(off, IdentityBytes)
 		b.SetItems(b.Items() - 1)
 		n++
 	}
-	return until, n
+	return n
 }
 
-// keepOldest has the oldest identity of a key, or id if it has none, kept until a time at least, if others were evicted:
-// it stands for these.
-func (b Segment) keepOldest(at, first, n int, id *Identity, until uint32) {
+// Evicted reports whether identities of the key whose item is at offset at were dropped before their time, and that has
+// not come at a time in unix seconds.
+//
+// hot: 0 allocs
+func (b Segment) Evicted(at int, unix uint32) bool {
 	if !b.Item(at).Evicted() {
-		return
+		return false
 	}
-	if n == 0 {
-		id.KeepUntil = laterOf(id.KeepUntil, until)
-		return
-	}
-	oldest := b.Item(first).Identity()
-	oldest.KeepUntil = laterOf(oldest.KeepUntil, until)
-	b.Item(first).setIdentity(&oldest)
+	oldest := b.identitiesAt(at)
+	return oldest < b.LengthBytes() && b.Item(oldest).IsIdentity() && !b.Item(oldest).mayGo(unix)
 }
 
 // MayDrop reports whether something in the segment may be dropped at a time in unix seconds, or settled: what has
@@ -514,8 +513,10 @@ func (b Segment) MayDrop(unix uint32) bool {
 //
 // hot: 0 allocs
 func (b Segment) DropIdentities(at int, unix uint32) (dropped bool) {
-	first := b.identitiesAt(at)
-	for off := first; off < b.LengthBytes() && b.Item(off).IsIdentity(); {
+	if b.Item(at).Evicted() && !b.Evicted(at, unix) {
+		b.Item(at).SetEvicted(false)
+	}
+	for off := b.identitiesAt(at); off < b.LengthBytes() && b.Item(off).IsIdentity(); {
 		if !b.Item(off).mayGo(unix) {
 			off += IdentityBytes
 			continue
@@ -523,9 +524,6 @@ func (b Segment) DropIdentities(at int, unix uint32) (dropped bool) {
 		b.cut(off, IdentityBytes)
 		b.SetItems(b.Items() - 1)
 		dropped = true
-	}
-	if dropped && b.Identities(at) == 0 {
-		b.Item(at).SetEvicted(false)
 	}
 	return dropped
 }

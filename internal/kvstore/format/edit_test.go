@@ -19,27 +19,16 @@ type modelKey struct {
 	identities    []Identity
 }
 
-// answer removes the identities of id.Client with a lower Seq than answered, and has what is left of the key known for
-// as long as those, if others were evicted.
-func (k *modelKey) answer(id *Identity, answered uint64) {
+// answer removes the identities of a client with a lower Seq than answered, but not the oldest of the key if others were
+// evicted.
+func (k *modelKey) answer(client, answered uint64) {
 	var left []Identity
-	until := []uint32{}
-	for _, o := range k.identities {
-		if o.Client == id.Client && o.Seq < answered {
-			until = append(until, o.KeepUntil-1) // 0, for ever, becomes the greatest
-			continue
+	for i, o := range k.identities {
+		if o.Client != client || o.Seq >= answered || i == 0 && k.evicted {
+			left = append(left, o)
 		}
-		left = append(left, o)
 	}
 	k.identities = left
-	if len(until) == 0 || !k.evicted {
-		return
-	}
-	oldest := id
-	if len(left) > 0 {
-		oldest = &left[0]
-	}
-	oldest.KeepUntil = max(slices.Max(until), oldest.KeepUntil-1) + 1
 }
 
 // content returns what a segment says, in order.
@@ -65,7 +54,7 @@ func TestEditsAgainstAModel(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 1))
-	widths, drops, evictions := map[int]int{}, 0, 0
+	widths, drops, evictions, ends := map[int]int{}, 0, 0, 0
 	for range 300 {
 		b := make(Segment, 1<<16)
 		b.Clear(42)
@@ -76,7 +65,7 @@ func TestEditsAgainstAModel(t *testing.T) {
 		if rng.IntN(10) == 0 { // so many identities that some are evicted
 			steps, keys = 600, 2
 		}
-		for range steps {
+		for step := range steps {
 			i := rng.IntN(keys)
 			key := strings.Repeat(fmt.Sprint(i), 1+i)
 			at := b.Find([]byte(key))
@@ -129,21 +118,23 @@ func TestEditsAgainstAModel(t *testing.T) {
 			case 4, 5:
 				id := Identity{Client: rng.Uint64N(3), Seq: rng.Uint64(), Outcome: 3, Version: rng.Uint64(),
 					KeepUntil: rng.Uint32N(50)}
+				if keys == 2 && rng.IntN(200) > 0 {
+					id.KeepUntil = 10 + uint32(step)/6 + rng.Uint32N(3)
+				}
 				answered := uint64(0)
 				if rng.IntN(30) == 0 {
 					answered = rng.Uint64N(id.Seq)
 				}
-				before, left, same := slices.Clone(k.identities), id, id
-				k.answer(&left, answered)
+				before := slices.Clone(k.identities)
+				k.answer(id.Client, answered)
 				if n := b.Answered(at, id.Client, answered); n != len(before)-len(k.identities) {
 					t.Fatalf("%d identities are answered, want %d", n, len(before)-len(k.identities))
 				}
-				if ids := DropAnswered(before, &same, answered, k.evicted); !slices.Equal(ids, k.identities) || same != left {
-					t.Fatalf("of a slice %v are left for %v, want %v for %v", ids, same, k.identities, left)
+				drops += len(before) - len(k.identities)
+				if ids := DropAnswered(before, id.Client, answered, k.evicted); !slices.Equal(ids, k.identities) {
+					t.Fatalf("of a slice %v are left, want %v", ids, k.identities)
 				}
 				b.AddIdentity(at, &id, answered)
-				id = left
-				drops += len(before) - len(k.identities)
 				if k.identities = append(k.identities, id); len(k.identities) > MaxIdentities {
 					was, next := k.identities[0].KeepUntil, &k.identities[1].KeepUntil
 					if was == 0 || *next != 0 && *next < was {
@@ -157,11 +148,19 @@ func TestEditsAgainstAModel(t *testing.T) {
 				if keys == 2 {
 					now = rng.Uint32N(2)
 				}
+				if k.evicted && rng.IntN(3) == 0 {
+					now = k.identities[0].KeepUntil
+				}
+				over := func(id Identity) bool { return id.KeepUntil != 0 && id.KeepUntil <= now }
+				if k.evicted && over(k.identities[0]) { // it was to be kept as long as those that were evicted
+					k.evicted = false
+					ends++
+				}
+				if b.Evicted(at, now) != k.evicted {
+					t.Fatalf("identities of %s were evicted: %v, want %v", key, !k.evicted, k.evicted)
+				}
 				b.DropIdentities(at, now)
-				k.identities = slices.DeleteFunc(k.identities, func(id Identity) bool {
-					return id.KeepUntil != 0 && id.KeepUntil <= now
-				})
-				k.evicted = k.evicted && len(k.identities) > 0
+				k.identities = slices.DeleteFunc(k.identities, over)
 			case 7:
 				if w := b.Width(); w >= 2 {
 					b.Recode(clock, min(8, w+rng.IntN(2)))
@@ -219,8 +218,9 @@ func TestEditsAgainstAModel(t *testing.T) {
 			t.Fatalf("the complete segment says\n%+v, want\n%+v", got, model)
 		}
 	}
-	if drops == 0 || evictions == 0 {
-		t.Errorf("%d identities were answered and dropped, %d evicted", drops, evictions)
+	if drops == 0 || evictions == 0 || ends == 0 {
+		t.Errorf("%d identities were answered and dropped, %d evicted, of %d keys for a time that ended", drops, evictions,
+			ends)
 	}
 	for w := range 9 {
 		if w != 1 && widths[w] == 0 {

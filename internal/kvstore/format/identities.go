@@ -67,47 +67,39 @@ func (id *Identity) answered(client, answered uint64) bool {
 	return id.Client == client && id.Seq < answered
 }
 
-// DropAnswered removes from the identities of a key those of id.Client with a lower Seq than answered, as AddIdentity
-// does before it adds id. Evicted says that others of the key were evicted.
+// DropAnswered removes from the identities of a key those of a client with a lower Seq than answered, as AddIdentity
+// does. Evicted says that others of the key were evicted.
 //
 // hot: 0 allocs
-func DropAnswered(ids []Identity, id *Identity, answered uint64, evicted bool) []Identity {
-	until, n := uint32(0), 0
+func DropAnswered(ids []Identity, client, answered uint64, evicted bool) []Identity {
+	n := 0
 	for i := range ids {
-		switch o := &ids[i]; {
-		case !o.answered(id.Client, answered):
+		if o := &ids[i]; !o.answered(client, answered) || i == 0 && evicted {
 			ids[n] = *o
 			n++
-		case n == i: // the first that goes
-			until = o.KeepUntil
-		default:
-			until = laterOf(until, o.KeepUntil)
 		}
-	}
-	if n == len(ids) || !evicted {
-		return ids[:n]
-	}
-	if n == 0 {
-		id.KeepUntil = laterOf(id.KeepUntil, until)
-	} else {
-		ids[0].KeepUntil = laterOf(ids[0].KeepUntil, until)
 	}
 	return ids[:n]
 }
 
 // MergeIdentities adds an identity to those of a key, which are in the order of their versions. If there are more than
-// MaxIdentities then, the oldest one is evicted as by AddIdentity.
+// MaxIdentities then, the oldest one is evicted as by AddIdentity. Evicted says, before and after, that some were: the
+// oldest one is kept until the end of those.
 //
 // hot: 0 allocs
-func MergeIdentities(ids []Identity, id Identity) (merged []Identity, evicted bool) {
+func MergeIdentities(ids []Identity, id Identity, evicted bool) ([]Identity, bool) {
+	until := uint32(1)
+	if evicted {
+		until = ids[0].KeepUntil
+	}
 	for i := range ids {
 		o := &ids[i]
 		if o.Client != id.Client || o.Seq != id.Seq {
 			continue
 		}
-		if id.KeepUntil = laterOf(o.KeepUntil, id.KeepUntil); id.Version <= o.Version {
+		if id.KeepUntil = LaterOf(o.KeepUntil, id.KeepUntil); id.Version <= o.Version {
 			o.KeepUntil = id.KeepUntil
-			return ids, false
+			return ids, evicted
 		}
 		ids = append(ids[:i], ids[i+1:]...)
 		break
@@ -119,15 +111,18 @@ func MergeIdentities(ids []Identity, id Identity) (merged []Identity, evicted bo
 	ids = append(ids, Identity{})
 	copy(ids[at+1:], ids[at:])
 	ids[at] = id
-	if len(ids) <= MaxIdentities {
-		return ids, false
+	if len(ids) > MaxIdentities {
+		until = LaterOf(until, ids[0].KeepUntil)
+		ids, evicted = append(ids[:0], ids[1:]...), true
 	}
-	ids[1].KeepUntil = laterOf(ids[0].KeepUntil, ids[1].KeepUntil)
-	return append(ids[:0], ids[1:]...), true
+	if evicted {
+		ids[0].KeepUntil = LaterOf(ids[0].KeepUntil, until)
+	}
+	return ids, evicted
 }
 
-// laterOf is the later of two times until which something is kept; 0: for ever.
-func laterOf(a, b uint32) uint32 {
+// LaterOf is the later of two times until which something is kept; 0: for ever.
+func LaterOf(a, b uint32) uint32 {
 	if a == 0 || b == 0 {
 		return 0
 	}

@@ -409,7 +409,7 @@ func (m *Machine) setIdentities(e nvme.KVEntry, seg format.Segment, item int, un
 	for i, id := range seg.AppendIdentities(buf[:0], item, unix) {
 		e.SetIdentity(i, nvme.KVIdentity{Client: id.Client, Seq: id.Seq, Version: id.Version, KeepUntil: id.KeepUntil})
 	}
-	e.SetEvicted(seg.Item(item).Evicted())
+	e.SetEvicted(seg.Evicted(item, unix))
 }
 
 // counts reports whether an item is that of an object that exists, or of a tombstone.
@@ -467,7 +467,7 @@ func (m *Machine) digest(seg format.Segment, at int, there, alone bool, unix uin
 		for i := range ids {
 			sum += format.HashIdentity(m.HashSeed, it.Key(), &ids[i])
 		}
-		if it.Evicted() {
+		if seg.Evicted(at, unix) {
 			state |= format.KeyEvicted
 		}
 	} else if !there {
