@@ -36,9 +36,7 @@ func (r *request) finish(err error) { // hot: 0 allocs
 		r.result()
 	}
 	if r.write() {
-		s, unknown := r.s, errors.Is(r.err, client.ErrIndeterminate)
-		now := s.now()
-		s.numbers.End(&r.number, !unknown, now, now+s.o.KeepFor)
+		r.s.endWrite(&r.number, !errors.Is(r.err, client.ErrIndeterminate))
 	}
 	r.e.done = append(r.e.done, r)
 }

@@ -162,14 +162,14 @@ func (r *request) begin(a *kvop.Args) error { // hot: 0 allocs
 	m := s.current.Load()
 	r.position = nvme.KVPosition(m.seed, r.args.Key)
 	if a := &r.args; a.Client != 0 {
-		a.Seq, a.Answered = s.numbers.Begin(&r.number, r.position, s.now())
+		a.Seq, a.Answered = s.beginWrite(&r.number, r.position)
 	}
 	r.started, r.unknown, r.first, r.last, r.tried, r.tries = false, false, 0, nil, r.tried[:0], 0
 	for _, x := range m.chainOf(r.position).members {
 		if p := x.place.Load(); p != nil {
 			err := r.startOp(p) // copies a value without the lock
 			if err != nil {
-				s.numbers.End(&r.number, true, 0, 0)
+				s.endWrite(&r.number, true)
 			}
 			return err
 		}

@@ -48,7 +48,9 @@ type rig struct {
 	// done has the results of writes by their identity, applied how often each was carried out.
 	done    map[[2]uint64]uint64
 	applied map[[2]uint64]int
-	version uint64
+	// answered is what clients have said: no write with a lower sequence number comes.
+	answered map[writer]uint64
+	version  uint64
 }
 
 type object struct {
@@ -96,7 +98,8 @@ type testNode struct {
 }
 
 func newRig(t testing.TB, nodes, copies int) *rig {
-	g := &rig{t: t, epoch: 1, values: map[string]object{}, done: map[[2]uint64]uint64{}, applied: map[[2]uint64]int{}}
+	g := &rig{t: t, epoch: 1, values: map[string]object{}, done: map[[2]uint64]uint64{}, applied: map[[2]uint64]int{},
+		answered: map[writer]uint64{}}
 	for r := range testRanges {
 		var c []int
 		for i := range copies {
@@ -444,11 +447,21 @@ func (n *testNode) carryOut(c *executor.Command) {
 	}
 }
 
+// writer is a client that writes a key.
+type writer struct {
+	client uint64
+	key    string
+}
+
 // write carries out an extended Store or Delete.
 func (n *testNode) write(c *executor.Command, key string, o object, exists bool) {
 	g, data := n.g, c.Buf.B[:c.Plan.ToController]
 	h := (*nvme.KVWriteHeader)(data)
-	id := [2]uint64{h.Client(), h.Sequence()}
+	id, w := [2]uint64{h.Client(), h.Sequence()}, writer{h.Client(), key}
+	if id[1] < g.answered[w] {
+		g.t.Errorf("write %d of %q comes when those before %d are answered", id[1], key, g.answered[w])
+	}
+	g.answered[w] = max(g.answered[w], h.Answered())
 	if v, ok := g.done[id]; ok && h.Flags()&nvme.KVRetry != 0 {
 		c.Result = v
 		return

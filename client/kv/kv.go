@@ -42,8 +42,8 @@ import (
 //   - Get, GetVersion, Exists and Keys are repeated.
 //   - Writes are repeated with the identity of their first copy, if the target has extended key-value. It carries out
 //     one of the two, and the result is that of this one. client.ErrIndeterminate remains for three cases: the target
-//     has dropped the identity because eight younger writes have changed the key; the host was not connected again
-//     within Options.KeepFor; the target has lost extended key-value meanwhile.
+//     has dropped the identity because 64 younger writes, of other hosts or not answered, have changed the key; the
+//     host was not connected again within Options.KeepFor; the target has lost extended key-value meanwhile.
 //
 // Without extended key-value, with Options.AtLeastOnce, or if a value does not fit a command together with the header
 // of 48 bytes:
@@ -65,13 +65,16 @@ type Namespace struct {
 	hash func([]byte) [nvme.MaxKVKey]byte // of long keys; nil: keys are not hashed
 	geo  atomic.Pointer[geometry]
 	ops  sync.Pool // of *kvop.Op
-	// atLeastOnce and keepFor are from Options. identity names the writes of this Namespace and of its OpQueues; numbers
-	// counts them. base is the origin of its clock.
+	// atLeastOnce and keepFor are from Options. identity names the writes of this Namespace and of its OpQueues. base
+	// is the origin of its clock.
 	atLeastOnce bool
 	keepFor     time.Duration
 	identity    uint64
-	numbers     kvop.Numbers
 	base        time.Time
+
+	mu sync.Mutex
+	// numbers counts the writes of this Namespace and of its OpQueues.
+	numbers kvop.Numbers
 }
 
 // geometry is the part of Identify that operations need.
@@ -257,14 +260,18 @@ func (n *Namespace) identify(s *kvop.Space, op *kvop.Op, a *kvop.Args) { // hot:
 		hash = nvme.KVPosition(0, a.Key)
 	}
 	a.Client = n.identity
+	n.mu.Lock()
 	a.Seq, a.Answered = n.numbers.Begin(&op.Number, hash, time.Since(n.base))
+	n.mu.Unlock()
 	a.KeepSeconds = uint32((n.keepFor + keepMargin) / time.Second)
 }
 
 // ended notes the end of an operation. If it was not answered, it may still be under way.
 func (n *Namespace) ended(op *kvop.Op, answered bool) { // hot: 0 allocs
 	now := time.Since(n.base)
+	n.mu.Lock()
 	n.numbers.End(&op.Number, answered, now, now+n.keepFor)
+	n.mu.Unlock()
 }
 
 // run runs an operation to its end.

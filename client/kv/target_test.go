@@ -50,11 +50,13 @@ type target struct {
 	seen   map[uint8]int // I/O commands by opcode
 	// about are the versions of values, done the results of writes by their identity, retries counts retries that have
 	// found it, version is the last one given.
-	about   map[string]about
-	done    map[[2]uint64]uint64
-	retries int
-	version uint64
-	keep    uint32 // of the last identity
+	about map[string]about
+	done  map[[2]uint64]uint64
+	// answered is what writers have said: no write with a lower sequence number comes.
+	answered map[writer]uint64
+	retries  int
+	version  uint64
+	keep     uint32 // of the last identity
 	// before, if set, gets each I/O command first and may answer it, or drop it.
 	before func(e *nvme.SQE) (st nvme.Status, how verdict)
 	// ranges, if set, answers commands for ranges: with data and a result, or with a status.
@@ -81,7 +83,8 @@ func newTarget(t testing.TB) *target {
 	ln := loopback.Listen(t)
 	s := &target{t: t, address: ln.Addr().String(), mdts: 8, maxValue: 1 << 20, maxListed: 1 << 20, inCapsule: 8192,
 		csi:    nvme.CSIKV,
-		values: map[string][]byte{}, seen: map[uint8]int{}, about: map[string]about{}, done: map[[2]uint64]uint64{}}
+		values: map[string][]byte{}, seen: map[uint8]int{}, about: map[string]about{}, done: map[[2]uint64]uint64{},
+		answered: map[writer]uint64{}}
 	s.stop = func() { ln.Close() }
 	s.wg.Add(1)
 	go func() {

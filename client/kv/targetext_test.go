@@ -20,6 +20,12 @@ func (t *target) extensions() (bits uint32) {
 	return bits
 }
 
+// writer is a client that writes a key.
+type writer struct {
+	client uint64
+	key    string
+}
+
 // ranged answers a command for a range.
 func (c *conn) ranged(e *nvme.SQE, data []byte) {
 	answer, result, st := c.s.ranges(e.KVRange(), data)
@@ -36,7 +42,11 @@ func (c *conn) write(e *nvme.SQE, key string, data []byte) {
 	if err := h.Check(e.Opcode()); err != nil {
 		s.t.Error(err)
 	}
-	id := [2]uint64{h.Client(), h.Sequence()}
+	id, w := [2]uint64{h.Client(), h.Sequence()}, writer{h.Client(), key}
+	if id[0] != 0 && id[1] < s.answered[w] {
+		s.t.Errorf("write %d of %q comes when those before %d are answered", id[1], key, s.answered[w])
+	}
+	s.answered[w] = max(s.answered[w], h.Answered())
 	if h.Flags()&nvme.KVRetry != 0 {
 		if s.forgetful {
 			c.reply(e.CID(), nvme.KVIndeterminate|nvme.DNR, 0)

@@ -123,7 +123,8 @@ func (r *Replica) forward(i int32, out *Actions) {
 	mark := r.durable()
 	r.toldDurable = mark
 	r.send(r.role.Successor, Message{Kind: Forward, Seq: w.seq, Mark: mark, Op: w.Op, Key: w.Key, Value: w.Value,
-		Mem: w.Mem, Version: w.version, ID: w.ID, Answered: w.Answered, Expires: w.Expires, KeepUntil: w.KeepUntil}, out)
+		Mem: w.Mem, Version: w.version, ID: w.ID, Answered: w.Answered, Expires: w.Expires, KeepUntil: w.KeepUntil},
+		out)
 }
 
 // store asks the store to do a write.

@@ -408,7 +408,7 @@ func TestEvictionsAreForgottenInTime(t *testing.T) {
 			case r.wall() < end && st == kvstore.Indeterminate:
 				unsure++
 			case before >= end || r.wall() < end:
-				t.Fatalf("given %v: a retry of what was never made: %d at %d; the last that was evicted was to be kept until %d",
+				t.Fatalf("given %v: a retry of what was never made: %d at %d; evicted ones were to be kept until %d",
 					given, st, before, end)
 			}
 		}

@@ -98,8 +98,8 @@ func (h *KVWriteHeader) SetCondition(v KVCondition) { h[32] = uint8(v) }
 func (h *KVWriteHeader) Flags() uint8     { return h[33] }
 func (h *KVWriteHeader) SetFlags(v uint8) { h[33] = v }
 
-// Answered says that no retry of a write of this Client to this key comes any more whose Sequence is smaller; 0: nothing
-// is said.
+// Answered says that no retry of a write of this Client to this key comes any more whose Sequence is smaller; 0:
+// nothing is said.
 func (h *KVWriteHeader) Answered() uint64     { return le.Uint64(h[40:]) }
 func (h *KVWriteHeader) SetAnswered(v uint64) { le.PutUint64(h[40:], v) }
 

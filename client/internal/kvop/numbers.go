@@ -1,18 +1,14 @@
 package kvop
 
-import (
-	"sync"
-	"time"
-)
+import "time"
 
 // numberLists is how many lists Numbers has. Keys that share one only hold back each other's watermarks.
 const numberLists = 256
 
 // Numbers gives the writes of a client their sequence numbers, and knows for each key from which one on writes are
 // outstanding (Args.Answered). A write that is stuck holds back that of its own key, and of few others, so that targets
-// can forget the identities of all others. Any goroutine may call its methods.
+// can forget the identities of all others. It is guarded by a mutex of its owner.
 type Numbers struct {
-	mu    sync.Mutex
 	last  uint64
 	lists [numberLists]numberList
 }
@@ -37,8 +33,6 @@ type Number struct {
 //
 // Cost: 0 allocs.
 func (s *Numbers) Begin(n *Number, hash uint64, now time.Duration) (seq, answered uint64) { // hot: 0 allocs
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.last += SeqPerOp
 	l := &s.lists[hash%numberLists]
 	*n = Number{seq: s.last, list: l, prev: l.last}
@@ -63,8 +57,6 @@ func (s *Numbers) End(n *Number, answered bool, now, until time.Duration) { // h
 	if l == nil {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if n.prev == nil {
 		l.first = n.next
 	} else {

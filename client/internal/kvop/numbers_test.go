@@ -14,8 +14,8 @@ type modelWrite struct {
 	end  time.Duration
 }
 
-// TestNumbersSayWhatIsAnswered: sequence numbers ascend by SeqPerOp, and what is said to be answered is below each write
-// of a list that is outstanding, or that ended unanswered a short time ago, whatever happens in the other lists.
+// TestNumbersSayWhatIsAnswered: sequence numbers ascend by SeqPerOp, and what is said to be answered is below each
+// write of a list that is outstanding, or that ended unanswered a short time ago, whatever happens in the other lists.
 func TestNumbersSayWhatIsAnswered(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

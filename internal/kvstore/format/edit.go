@@ -404,12 +404,12 @@ func (b Segment) FindIdentity(at int, client, seq uint64) (id Identity, ok bool)
 	return Identity{}, false
 }
 
-// AddIdentity adds an identity to the key whose item is at offset at. The view must have room for IdentityBytes. If the
-// key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been: until
-// that one's end it is known that some were evicted.
+// AddIdentity adds an identity to the key whose item is at offset at. The view must have room for IdentityBytes. If
+// the key has MaxIdentities, the oldest one is evicted, and the next one is kept for as long as that should have been:
+// until the end of that one it is known that some were evicted.
 //
-// Before that, the identities of id.Client with a lower Seq than answered are removed, because nobody will ask for them.
-// The oldest one stays if others were evicted: without it they would be known for longer with every write.
+// Before that, the identities of id.Client with a lower Seq than answered are removed, because nobody will ask for
+// them. The oldest one stays if others were evicted: its time would go to the next one with every write, and never end.
 //
 // hot: 0 allocs
 func (b Segment) AddIdentity(at int, id *Identity, answered uint64) {

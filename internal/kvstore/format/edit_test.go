@@ -19,8 +19,8 @@ type modelKey struct {
 	identities    []Identity
 }
 
-// answer removes the identities of a client with a lower Seq than answered, but not the oldest of the key if others were
-// evicted.
+// answer removes the identities of a client with a lower Seq than answered, but not the oldest of the key if others
+// were evicted.
 func (k *modelKey) answer(client, answered uint64) {
 	var left []Identity
 	for i, o := range k.identities {
@@ -219,8 +219,8 @@ func TestEditsAgainstAModel(t *testing.T) {
 		}
 	}
 	if drops == 0 || evictions == 0 || ends == 0 {
-		t.Errorf("%d identities were answered and dropped, %d evicted, of %d keys for a time that ended", drops, evictions,
-			ends)
+		t.Errorf("%d identities were answered and dropped, %d evicted, %d times until all of a key would have ended",
+			drops, evictions, ends)
 	}
 	for w := range 9 {
 		if w != 1 && widths[w] == 0 {
