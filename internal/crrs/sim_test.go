@@ -118,6 +118,10 @@ type sim struct {
 	values    uint64
 	pending   map[uint64]func(Reply)
 	replied   map[uint64]bool
+	// unanswered are the writes of each key that are outstanding, or have ended as unknown, ascending. forgotten counts
+	// the identities that stores have dropped because of what writes say of them.
+	unanswered [keys][]uint64
+	forgotten  int
 	// expected is the value that a conditional write replaces, by the number of the write.
 	expected map[uint64]uint64
 	// judgedBy is the value by which a conditional write was refused.
@@ -327,6 +331,7 @@ func (s *sim) storeWrite(n *node, op StoreOp, sound uint64) (st StoreStatus, ver
 		n.done[k][op.ID] = op.Version
 	}
 	if st == Done || st == Superseded {
+		s.forgetAnswered(n, &op)
 		if was, known := s.byVersion[k][op.Version]; known && was != op.ID.Seq {
 			s.t.Fatalf("version %d of key %d was given to writes %d and %d", op.Version, k, was, op.ID.Seq)
 		}

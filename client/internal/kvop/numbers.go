@@ -1,6 +1,10 @@
 package kvop
 
-import "time"
+import (
+	"time"
+
+	"jbofd/internal/invariants"
+)
 
 // numberLists is how many lists Numbers has. Keys that share one only hold back each other's watermarks.
 const numberLists = 256
@@ -29,10 +33,11 @@ type Number struct {
 }
 
 // Begin numbers a write of a key, of which hash is any hash: writes of one key have the same. It returns the sequence
-// number of its first command, and that below which all writes of the key are answered.
+// number of its first command, and that below which all writes of the key are answered. The Number is that of no write.
 //
 // Cost: 0 allocs.
 func (s *Numbers) Begin(n *Number, hash uint64, now time.Duration) (seq, answered uint64) { // hot: 0 allocs
+	invariants.Check(n.list == nil, "the write that has had the Number before has ended")
 	s.last += SeqPerOp
 	l := &s.lists[hash%numberLists]
 	*n = Number{seq: s.last, list: l, prev: l.last}
