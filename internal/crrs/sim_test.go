@@ -118,10 +118,6 @@ type sim struct {
 	values    uint64
 	pending   map[uint64]func(Reply)
 	replied   map[uint64]bool
-	// unanswered are the writes of each key that are outstanding, or have ended as unknown, ascending. forgotten counts
-	// the identities that stores have dropped because of what writes say of them.
-	unanswered [keys][]uint64
-	forgotten  int
 	// expected is the value that a conditional write replaces, by the number of the write.
 	expected map[uint64]uint64
 	// judgedBy is the value by which a conditional write was refused.
@@ -137,6 +133,7 @@ type sim struct {
 	halted  bool
 	revived int
 	simLossy
+	simAnswers
 	// handed counts the views with another ChainHead that has not been lost, late those that came when it had writes.
 	handed, late int
 	// unseen are views that do not reach a node, by epoch. overtaken counts the ChainHeads that have gone from one view
@@ -568,11 +565,13 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	}
 	t.Logf("-seed %d", seed)
 	fills, revived, ops, handed, late, overtaken, joined, lost, readAnew, healed := 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+	var answers simAnswers
 	for i := range *runsFlag {
 		s := run(t, seed, *nthFlag+i, false, sound)
 		fills, revived, handed, late = fills+s.fills, revived+s.revived, handed+s.handed, late+s.late
 		overtaken, joined = overtaken+s.overtaken, joined+s.joined
 		lost, readAnew, healed = lost+s.lostSegments, readAnew+s.readAnew, healed+s.healed
+		answers.add(&s.simAnswers)
 		for k := range s.ops {
 			ops += len(s.ops[k])
 		}
@@ -581,6 +580,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 		"%d operations checked", fills, revived, handed, late, overtaken, ops)
 	t.Logf("%d segments were lost, %d nobody had, and %d reads were of what was stored since; %d copies and digests "+
 		"were read before they were asked for", lost, healed, readAnew, joined)
+	answers.check(t, ops)
 	if fills == 0 && *runsFlag > 10 {
 		t.Error("no member was filled")
 	}

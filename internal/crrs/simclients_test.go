@@ -2,9 +2,7 @@ package crrs
 
 import (
 	"encoding/binary"
-	"maps"
 	"math"
-	"slices"
 
 	"jbofd/internal/crrs/linear"
 )
@@ -71,25 +69,9 @@ func (s *sim) write() {
 // newWrite is a Put of another value than all before.
 func (s *sim) newWrite(k Key) (Write, linear.Operation) {
 	s.values++
-	u := &s.unanswered[k.Bytes[0]]
-	*u = append(*u, s.values)
-	return Write{Answered: (*u)[0], Op: Put, Key: k, Position: position(int(k.Bytes[0])), ID: Identity{1, s.values}, KeepUntil: 1,
-			Value: binary.LittleEndian.AppendUint64(nil, s.values)},
+	return Write{Op: Put, Key: k, Position: position(int(k.Bytes[0])), ID: Identity{1, s.values}, KeepUntil: 1,
+			Answered: s.begins(k.Bytes[0], s.values), Value: binary.LittleEndian.AppendUint64(nil, s.values)},
 		linear.Operation{Write: true, Value: s.values, Begin: s.now, End: math.MaxInt64}
-}
-
-// answered notes that no copy of a write comes any more.
-func (s *sim) answered(w *Write) {
-	u := &s.unanswered[w.Key.Bytes[0]]
-	*u = slices.DeleteFunc(*u, func(seq uint64) bool { return seq == w.ID.Seq })
-}
-
-// forgetAnswered drops from a store what a write says is answered.
-func (s *sim) forgetAnswered(n *node, op *StoreOp) {
-	done := n.done[op.Key.Bytes[0]]
-	was := len(done)
-	maps.DeleteFunc(done, func(id Identity, _ uint64) bool { return id.Seq < op.Answered })
-	s.forgotten += was - len(done)
 }
 
 // try sends a write to the head of the chain, as far as the client knows, until it knows its outcome or gives up.

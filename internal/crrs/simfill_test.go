@@ -321,6 +321,9 @@ func (s *sim) checkStores() {
 		s.t.Errorf("of %d nodes %v serve, %d is filled", len(s.nodes), s.chain, s.filling)
 	}
 	first := s.nodes[s.chain[0]]
+	for _, id := range s.chain {
+		s.dropSaid(s.nodes[id])
+	}
 	for _, id := range s.chain[1:] {
 		for k := range first.store {
 			a, b := first.entry(k), s.nodes[id].entry(k)
