@@ -475,6 +475,28 @@ func TestMergedIdentitiesAreTheNewest(t *testing.T) {
 	}
 }
 
+// TestTheOldestOfMergedIdentitiesStandsForEvictedOnes: it is kept as long as the oldest one before, whatever takes its
+// place.
+func TestTheOldestOfMergedIdentitiesStandsForEvictedOnes(t *testing.T) {
+	oldest := format.Identity{Client: 1, Seq: 1, Version: 10, KeepUntil: 100}
+	next := format.Identity{Client: 1, Seq: 2, Version: 20, KeepUntil: 60}
+	again := oldest
+	again.Version = 30
+	for what, id := range map[string]format.Identity{
+		"an older one":      {Client: 2, Seq: 1, Version: 5, KeepUntil: 50},
+		"the oldest, again": again,
+		"a younger one":     {Client: 2, Seq: 1, Version: 40, KeepUntil: 50},
+	} {
+		for _, evicted := range []bool{false, true} {
+			ids := append(make([]format.Identity, 0, format.MaxIdentities+1), oldest, next)
+			ids, still := format.MergeIdentities(ids, id, evicted)
+			if still != evicted || evicted && ids[0].KeepUntil != 100 {
+				t.Errorf("%s: evicted %v, was %v; %v", what, still, evicted, ids)
+			}
+		}
+	}
+}
+
 // TestIdentitiesOutliveADrop of their objects, in the store and in its copies, also in one that is being copied in when
 // the Drop comes into effect.
 func TestIdentitiesOutliveADrop(t *testing.T) {
@@ -508,5 +530,37 @@ func TestIdentitiesOutliveADrop(t *testing.T) {
 			}
 		}
 		sameEntries(t, "the copy", b.entries(0, math.MaxUint64), a.entries(0, math.MaxUint64))
+	}
+}
+
+// TestACopyOfAnEvictedKeyStaysSo until the end of what was evicted, also if the store has an older identity of the key,
+// which ends before that.
+func TestACopyOfAnEvictedKeyStaysSo(t *testing.T) {
+	a, b := identifiedTwins(t, FixedSeed(t))
+	write := func(s *identified, client, seq, given uint64, keep uint32) {
+		t.Helper()
+		q := Request{Op: Put, Key: []byte("key"), Given: given,
+			ID: Identity{Client: client, Seq: seq, KeepUntil: s.wall + keep}}
+		if p := s.do(q); p.Status != OK {
+			t.Fatalf("%+v: %+v", q, p)
+		}
+	}
+	write(a, 2, 0, 90, 1000)
+	for i := range uint64(format.MaxIdentities) {
+		write(a, 1, i, 100+i, 10)
+	}
+	advance(a, b, 11) // what is left takes no room from the identity of b
+	write(b, 3, 0, 50, 5)
+	for _, c := range a.batches(0, math.MaxUint64) {
+		if p := b.do(Request{Op: CopyIn, Value: c}); p.Status != OK {
+			t.Fatalf("%+v", p)
+		}
+	}
+	advance(a, b, 6)
+	for name, s := range map[string]*identified{"original": a, "copy": b} {
+		q := Request{Op: Put, Key: []byte("key"), ID: Identity{Client: 2, KeepUntil: s.wall + 10, Retry: true}}
+		if p := s.do(q); p.Status != Indeterminate {
+			t.Errorf("%s: a retry of an evicted one: %+v", name, p)
+		}
 	}
 }
