@@ -25,7 +25,6 @@ import (
 	"time"
 
 	"jbofd/client"
-	"jbofd/client/internal/kvop"
 	"jbofd/internal/flowctl"
 )
 
@@ -174,10 +173,6 @@ type Store struct {
 	// want, of capacity 1, asks for a newer map.
 	want chan struct{}
 
-	numbersMu sync.Mutex
-	// numbers counts the writes of this Store.
-	numbers kvop.Numbers
-
 	mu sync.Mutex
 	// nodes are those of the map, by name and address.
 	nodes  map[nodeKey]*node
@@ -246,22 +241,6 @@ func newIdentity() uint64 {
 }
 
 func (s *Store) now() time.Duration { return time.Since(s.base) }
-
-// beginWrite numbers a write of the key with that position: see kvop.Numbers.
-func (s *Store) beginWrite(n *kvop.Number, position uint64) (seq, answered uint64) { // hot: 0 allocs
-	now := s.now()
-	s.numbersMu.Lock()
-	defer s.numbersMu.Unlock()
-	return s.numbers.Begin(n, position, now)
-}
-
-// endWrite notes the end of a write. If it has no answer, it may still be under way.
-func (s *Store) endWrite(n *kvop.Number, answered bool) { // hot: 0 allocs
-	now := s.now()
-	s.numbersMu.Lock()
-	defer s.numbersMu.Unlock()
-	s.numbers.End(n, answered, now, now+s.o.KeepFor)
-}
 
 // Close ends the connections to all nodes. Operations that are under way end with client.ErrClosed. Idempotent.
 func (s *Store) Close() error {

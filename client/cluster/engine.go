@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"jbofd/client"
+	"jbofd/client/internal/kvop"
 	"jbofd/internal/flowctl"
 )
 
@@ -22,13 +23,17 @@ type engine struct {
 	mu sync.Mutex
 	// flow decides what is sent when.
 	flow *flowctl.Machine
+	// numbers counts the writes of the Store. lateEnded: one that was late has ended, since the last pump.
+	numbers   kvop.Numbers
+	lateEnded bool
 	// all are the requests that there are, free those that are not in use. kept is the memory that the free ones keep.
 	all, free []*request
 	kept      int
 	closed    bool
-	// paused wait for the time of their next try, hedges are reads that may ask a second member, in order of time.
-	paused []*request
-	hedges []hedgeTime
+	// paused wait for the time of their next try, or for earlier writes of their keys (request.held); due is of
+	// wakeHeld. hedges are reads that may ask a second member, in order of time.
+	paused, due []*request
+	hedges      []hedgeTime
 	// timer calls tick at timerAt; 0: it is not set.
 	timer   *time.Timer
 	timerAt time.Duration
@@ -185,6 +190,10 @@ func (e *engine) takeBatch() (b *batch) { // hot: 0 allocs
 // pump prepares the commands that are to be sent now.
 func (e *engine) pump() { // hot: 0 allocs
 	now := e.s.now()
+	for e.lateEnded {
+		e.lateEnded = false
+		e.wakeHeld(now)
+	}
 	for f := e.flow.Next(int64(now)); f != nil; f = e.flow.Next(int64(now)) {
 		f.Item.(*attempt).send(now)
 	}
@@ -253,6 +262,25 @@ func (e *engine) wakeLocked() {
 	for _, r := range paused {
 		r.next(now)
 	}
+}
+
+// wakeHeld lets writes go on that wait for the end of earlier ones of their keys.
+func (e *engine) wakeHeld(now time.Duration) { // hot: 0 allocs
+	keep := e.paused[:0]
+	for _, r := range e.paused {
+		if r.held {
+			e.due = append(e.due, r)
+		} else {
+			keep = append(keep, r)
+		}
+	}
+	clear(e.paused[len(keep):])
+	e.paused = keep
+	for i, r := range e.due {
+		r.next(now)
+		e.due[i] = nil
+	}
+	e.due = e.due[:0]
 }
 
 // moved lets requests look at a new map: commands at a member that does not serve their range by it are cancelled.

@@ -36,7 +36,10 @@ func (r *request) finish(err error) { // hot: 0 allocs
 		r.result()
 	}
 	if r.write() {
-		r.s.endWrite(&r.number, !errors.Is(r.err, client.ErrIndeterminate))
+		now := r.s.now()
+		if r.e.numbers.End(&r.number, !errors.Is(r.err, client.ErrIndeterminate), now, now+r.s.o.KeepFor) {
+			r.e.lateEnded = true
+		}
 	}
 	r.e.done = append(r.e.done, r)
 }

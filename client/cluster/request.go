@@ -39,8 +39,6 @@ type request struct {
 	tag      uint64
 	wrap     bool
 	position uint64
-	// number is that of a write, while it is outstanding.
-	number kvop.Number
 	// res and err are the outcome. They belong to the goroutine that was told of the end.
 	res kv.Result
 	err error
@@ -49,6 +47,10 @@ type request struct {
 
 	// index is the place in engine.all.
 	index int
+	// number is that of a write from when it is sent first until its end. held: it is paused until no earlier write of
+	// its key is late.
+	number kvop.Number
+	held   bool
 	// use counts operations.
 	use    uint64
 	phase  phase
@@ -155,23 +157,16 @@ func (r *request) begin(a *kvop.Args) error { // hot: 0 allocs
 	r.args = *a
 	r.args.Key = r.key[:copy(r.key[:], a.Key)]
 	if a := &r.args; a.Kind.IsWrite() {
-		a.Client = s.identity
+		a.Client, a.Seq = s.identity, kvop.SeqPerOp // send sets its number
 		a.KeepSeconds = uint32((s.o.KeepFor + keepMargin) / time.Second)
 		a.WantVersion = true // so that it is not sent without its identity
 	}
 	m := s.current.Load()
 	r.position = nvme.KVPosition(m.seed, r.args.Key)
-	if a := &r.args; a.Client != 0 {
-		a.Seq, a.Answered = s.beginWrite(&r.number, r.position)
-	}
 	r.started, r.unknown, r.first, r.last, r.tried, r.tries = false, false, 0, nil, r.tried[:0], 0
 	for _, x := range m.chainOf(r.position).members {
 		if p := x.place.Load(); p != nil {
-			err := r.startOp(p) // copies a value without the lock
-			if err != nil {
-				s.endWrite(&r.number, true)
-			}
-			return err
+			return r.startOp(p) // copies a value without the lock
 		}
 	}
 	return nil
@@ -190,7 +185,7 @@ func (r *request) write() bool { return r.args.Kind.IsWrite() }
 // next begins the next try. mu is held, as for the following methods.
 func (r *request) next(now time.Duration) { // hot: 0 allocs
 	s := r.s
-	r.phase = choosing
+	r.phase, r.held = choosing, false
 	switch {
 	case r.over != nil:
 		r.finish(r.fail(r.over))
@@ -305,6 +300,10 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 			return
 		}
 	}
+	if r.write() && r.first == 0 && !r.begins(now) {
+		e.flow.Ended(int64(now), &at.flow, 0)
+		return
+	}
 	at.io.Cmd = r.op.Cmd
 	at.io.Cmd.SQE.SetNSID(p.space.NSID)
 	if at != &r.a {
@@ -331,6 +330,20 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 	if r.second != nil && at == &r.a && !r.write() {
 		e.hedgeAt(now, r)
 	}
+}
+
+// begins numbers a write that is about to be sent first. If it must wait for an earlier one of its key, it pauses until
+// that has ended, and begins returns false.
+func (r *request) begins(now time.Duration) bool { // hot: 0 allocs
+	n := &r.e.numbers
+	if n.MustWait(r.position) {
+		r.phase, r.held, r.due = paused, true, r.deadline
+		r.tries--
+		r.e.paused = append(r.e.paused, r)
+		return false
+	}
+	r.op.SetNumber(n.Begin(&r.number, r.position, now))
+	return true
 }
 
 // cancel cancels the command, if it is outstanding.
@@ -480,6 +493,7 @@ const (
 // pause waits before the next try, until the map has changed or a node was connected at the latest.
 func (r *request) pause(now time.Duration) {
 	r.tried = r.tried[:0]
+	r.e.numbers.Late(&r.number)
 	if r.over != nil || r.s.current.Load() != r.m {
 		r.next(now)
 		return

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -50,6 +51,9 @@ type rig struct {
 	applied map[[2]uint64]int
 	// answered is what clients have said: no write with a lower sequence number comes.
 	answered map[writer]uint64
+	// kept are the identities that stores keep of a key: those that are not answered. mostKept is how many there were.
+	kept     map[writer][]uint64
+	mostKept int
 	version  uint64
 }
 
@@ -99,7 +103,7 @@ type testNode struct {
 
 func newRig(t testing.TB, nodes, copies int) *rig {
 	g := &rig{t: t, epoch: 1, values: map[string]object{}, done: map[[2]uint64]uint64{}, applied: map[[2]uint64]int{},
-		answered: map[writer]uint64{}}
+		answered: map[writer]uint64{}, kept: map[writer][]uint64{}}
 	for r := range testRanges {
 		var c []int
 		for i := range copies {
@@ -482,6 +486,8 @@ func (n *testNode) write(c *executor.Command, key string, o object, exists bool)
 	}
 	g.version++
 	g.applied[id]++
+	g.kept[w] = append(slices.DeleteFunc(g.kept[w], func(seq uint64) bool { return seq < g.answered[w] }), id[1])
+	g.mostKept = max(g.mostKept, len(g.kept[w]))
 	g.done[id] = g.version
 	c.Result = g.version
 	if c.SQE.Opcode() == nvme.CmdKVXStore {

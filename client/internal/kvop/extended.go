@@ -161,6 +161,16 @@ func (o *Op) writeHeader(c nvme.KVCondition) { // hot: 0 allocs
 	o.retry = false
 }
 
+// SetNumber gives the first command of an operation its place among the writes of the client: Args.Seq and Answered.
+// Keys are not hashed.
+func (o *Op) SetNumber(seq, answered uint64) { // hot: 0 allocs
+	if o.HasIdentity() {
+		h := (*nvme.KVWriteHeader)(o.buf)
+		h.SetSequence(seq)
+		h.SetAnswered(answered)
+	}
+}
+
 // Lost tells that Cmd was sent, and its answer was lost with the connection: if Cmd has an identity, it is a retry from
 // now on.
 func (o *Op) Lost() { // hot: 0 allocs

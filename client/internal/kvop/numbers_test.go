@@ -2,123 +2,193 @@ package kvop
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 )
 
 // modelWrite is a write that is outstanding, or has ended without an answer and counts until a time.
 type modelWrite struct {
-	n    *Number
-	seq  uint64
-	list uint64
-	end  time.Duration
+	n               *Number
+	seq, hash, list uint64
+	nth             int // of its list
+	late            bool
+	end             time.Duration
 }
 
-// TestNumbersSayWhatIsAnswered: sequence numbers ascend by SeqPerOp, and what is said to be answered is below each
-// write of a list that is outstanding, or that ended unanswered a short time ago, whatever happens in the other lists.
+// numbersModel has the writes of a Numbers.
+type numbersModel struct {
+	s          Numbers
+	open, held []modelWrite
+	begun      [numberLists]int
+	last       uint64
+	now        time.Duration
+}
+
+// begin begins a write and verifies what is said to be answered: all of its key that are outstanding are not, nor is
+// what ended unanswered a short time ago. Such writes of several keys of a list count for all of them, until the last
+// one may be forgotten.
+func (m *numbersModel) begin(t *testing.T, hash uint64) {
+	n, list := new(Number), hash%numberLists
+	seq, answered := m.s.Begin(n, hash, m.now)
+	if seq != m.last+SeqPerOp {
+		t.Fatalf("number %d follows %d", seq, m.last)
+	}
+	m.last = seq
+	m.begun[list]++
+	m.open = append(m.open, modelWrite{n: n, seq: seq, hash: hash, list: list, nth: m.begun[list]})
+	want := seq
+	for _, w := range m.open {
+		if w.hash == hash {
+			want = min(want, w.seq)
+		}
+	}
+	same, several, lowest := false, false, seq
+	for _, w := range m.held {
+		if w.list == list {
+			same, several, lowest = same || w.hash == hash, several || w.hash != hash, min(lowest, w.seq)
+		}
+	}
+	several = several && (same || m.severalHeld(list))
+	if m.now < m.until(list) && (same || several) {
+		want = min(want, lowest)
+	}
+	if answered != want {
+		t.Fatalf("%d are answered, want %d; open %v, held %v, at %d", answered, want, m.open, m.held, m.now)
+	}
+}
+
+// severalHeld reports whether writes of several keys of a list ended unanswered.
+func (m *numbersModel) severalHeld(list uint64) bool {
+	hashes := map[uint64]bool{}
+	for _, w := range m.held {
+		if w.list == list {
+			hashes[w.hash] = true
+		}
+	}
+	return len(hashes) > 1
+}
+
+// until is when all that ended unanswered in a list may be forgotten.
+func (m *numbersModel) until(list uint64) (end time.Duration) {
+	for _, w := range m.held {
+		if w.list == list {
+			end = max(end, w.end)
+		}
+	}
+	return end
+}
+
+func (m *numbersModel) end(t *testing.T, i int, answered bool, until time.Duration) {
+	w := m.open[i]
+	m.open = slices.Delete(m.open, i, i+1)
+	if !answered {
+		if m.now >= m.until(w.list) { // what was held before is over
+			m.held = slices.DeleteFunc(m.held, func(h modelWrite) bool { return h.list == w.list })
+		}
+		w.end = until
+		m.held = append(m.held, w)
+	}
+	if m.s.End(w.n, answered, m.now, until) != w.late {
+		t.Fatalf("a write that was late, or was not: %+v", w)
+	}
+	if *w.n != (Number{}) {
+		t.Fatalf("a write that has ended has number %v", *w.n)
+	}
+	m.s.Late(w.n) // of no write
+	m.s.End(w.n, !answered, m.now, until+1000)
+}
+
+// mustWait verifies whether a write of a key must wait: one of them is late, or was overtaken by maxAhead writes and is
+// late from now on.
+func (m *numbersModel) mustWait(t *testing.T, hash uint64) {
+	want, late := false, 0
+	for i := range m.open {
+		w := &m.open[i]
+		if w.hash != hash || want {
+			continue
+		}
+		w.late = w.late || m.begun[w.list]-w.nth >= maxAhead
+		want = w.late
+	}
+	if got := m.s.MustWait(hash); got != want {
+		t.Fatalf("a write of %d must wait: %t", hash, got)
+	}
+	for _, w := range m.open {
+		if w.late {
+			late++
+		}
+	}
+	for i := range m.s.lists {
+		late -= m.s.lists[i].late
+	}
+	if late != 0 {
+		t.Fatalf("%d more writes are late than counted", late)
+	}
+}
+
+// TestNumbersSayWhatIsAnswered, and which writes must wait. Sequence numbers ascend by SeqPerOp.
 func TestNumbersSayWhatIsAnswered(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 21))
 	for range 100 {
-		var s Numbers
-		var open, held []modelWrite
-		now, last, ends := time.Duration(0), uint64(0), time.Duration(0)
-		lists := 1 + rng.Uint64N(3)
-		most := 1 + rng.IntN(40)
+		m := &numbersModel{}
+		lists, most := 1+rng.Uint64N(3), 1+rng.IntN(40)
+		anyKey := func() uint64 { return rng.Uint64N(lists) + numberLists*rng.Uint64N(4) }
 		for range 500 {
-			now += time.Duration(rng.IntN(3))
+			m.now += time.Duration(rng.IntN(3))
 			switch {
-			case len(open) < most && rng.IntN(2) == 0:
-				list := rng.Uint64N(lists)
-				n := new(Number)
-				if len(held) > 0 && rng.IntN(2) == 0 {
-					list = held[0].list
+			case len(m.open) < most && rng.IntN(2) == 0:
+				m.begin(t, anyKey())
+			case len(m.open) > 0 && rng.IntN(6) == 0:
+				w := &m.open[rng.IntN(len(m.open))]
+				w.late = true
+				m.s.Late(w.n)
+			case len(m.open) > 0:
+				i := rng.IntN(len(m.open))
+				if most > 20 && i == 0 && rng.IntN(8) > 0 {
+					continue // it is overtaken
 				}
-				seq, answered := s.Begin(n, list+numberLists*rng.Uint64N(5), now)
-				if seq != last+SeqPerOp {
-					t.Fatalf("number %d follows %d", seq, last)
-				}
-				last = seq
-				open = append(open, modelWrite{n: n, seq: seq, list: list})
-				want, until := seq, time.Duration(0)
-				for _, w := range open {
-					if w.list == list {
-						want = min(want, w.seq)
-					}
-				}
-				// All that ended unanswered are held until the last one of them may be forgotten.
-				for _, w := range held {
-					if w.list == list {
-						until = max(until, w.end)
-					}
-				}
-				for _, w := range held {
-					if w.list == list && now < until {
-						want = min(want, w.seq)
-					}
-				}
-				if answered != want {
-					t.Fatalf("%d are answered, want %d; open %v, held %v, at %d", answered, want, open, held, now)
-				}
-				if now >= until { // a new one begins a new time
-					kept := held[:0]
-					for _, w := range held {
-						if w.list != list {
-							kept = append(kept, w)
-						}
-					}
-					held = kept
-				}
-			case len(open) > 0:
-				i := rng.IntN(len(open))
-				w := open[i]
-				open = append(open[:i], open[i+1:]...)
-				ok := rng.IntN(8) > 0
-				ends = now + time.Duration(1+rng.IntN(60))
-				if !ok {
-					until := time.Duration(0)
-					for _, h := range held {
-						if h.list == w.list {
-							until = max(until, h.end)
-						}
-					}
-					if now >= until { // what was held before is over
-						kept := held[:0]
-						for _, h := range held {
-							if h.list != w.list {
-								kept = append(kept, h)
-							}
-						}
-						held = kept
-					}
-					held = append(held, modelWrite{seq: w.seq, list: w.list, end: ends})
-				}
-				s.End(w.n, ok, now, ends)
-				if *w.n != (Number{}) {
-					t.Fatalf("a write that has ended has number %v", *w.n)
-				}
-				s.End(w.n, rng.IntN(2) == 0, now, ends+1000) // of no write
+				m.end(t, i, rng.IntN(8) > 0, m.now+time.Duration(1+rng.IntN(60)))
+			}
+			if rng.IntN(3) == 0 {
+				m.mustWait(t, anyKey())
 			}
 		}
 	}
 }
 
-// TestNumbersHoldBackTheirOwnKeyOnly: one stuck write leaves the watermarks of other keys alone.
+// TestNumbersHoldBackTheirOwnKeyOnly: a stuck write leaves the watermarks of other keys alone, also those of keys in
+// its list, and so does one that ended without an answer.
 func TestNumbersHoldBackTheirOwnKeyOnly(t *testing.T) {
 	var s Numbers
-	var stuck, n Number
+	var stuck, lost, n Number
 	seq, _ := s.Begin(&stuck, 7, 0)
-	for range 10 {
-		own, answered := s.Begin(&n, 8, 0)
-		if answered != own {
-			t.Errorf("write %d: %d are answered", own, answered)
+	s.Begin(&lost, 7, 0)
+	s.End(&lost, false, 0, 1000)
+	for i := range uint64(10) {
+		for _, other := range []uint64{8, 7 + numberLists} {
+			own, answered := s.Begin(&n, other, 0)
+			if answered != own {
+				t.Errorf("write %d of %d: %d are answered", own, other, answered)
+			}
+			s.End(&n, true, 0, 0)
+		}
+		if _, answered := s.Begin(&n, 7, 0); answered != seq {
+			t.Errorf("%d are answered of the key of the stuck write %d", answered, seq)
 		}
 		s.End(&n, true, 0, 0)
-		if _, answered = s.Begin(&n, 7+numberLists, 0); answered != seq {
-			t.Errorf("%d are answered of the list of the stuck write %d", answered, seq)
+		if s.MustWait(7) || s.MustWait(7+numberLists) {
+			t.Errorf("a write must wait after %d others", i)
 		}
+	}
+	for range maxAhead {
+		s.Begin(&n, 7+numberLists, 0)
 		s.End(&n, true, 0, 0)
+	}
+	if !s.MustWait(7) || s.MustWait(7+numberLists) || !s.End(&stuck, true, 0, 0) || s.MustWait(7) {
+		t.Error("a write that was overtaken often is not waited for, or one of another key is")
 	}
 }
 
