@@ -18,7 +18,7 @@ func TestPorcupineFindsAnOrder(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	checked, ops, gaveUp := 0, 0, 0
 	for nth := uint64(0); nth < 24 && *runsFlag >= 24; nth++ {
-		s := run(t, seed, nth, false, sound)
+		s := run(t, seed, nth, mixed, sound)
 		for k := range s.ops {
 			ok, known := anyorder.Check(s.ops[k], 5*time.Second)
 			switch {
@@ -51,7 +51,7 @@ func TestAMillionOperationsAreLinearizable(t *testing.T) {
 	t.Logf("-seed %d", seed)
 	nth := uint64(1 << 32)
 	for ; ops < wanted; nth++ {
-		s := run(t, seed, nth, true, sound)
+		s := run(t, seed, nth, crowd, sound)
 		fills += s.fills
 		for k := range s.ops {
 			ops += len(s.ops[k])

@@ -74,8 +74,9 @@ type PortConfig struct {
 	// peers may lower it in the command.
 	Keep uint8
 	// Requests is how many commands to other replicas may be outstanding, at least 4; further messages are sent later.
-	// A quarter of them may ask for data. So there is always room for marks, without which neither Forwards nor Ships
-	// end.
+	// It is to be at least Window: Forwards that are repeated begin with the first one, and would never come to the
+	// last one otherwise. A quarter of them may ask for data. So there is always room for marks, without which neither
+	// Forwards nor Ships end.
 	Requests int
 	// Served is how many commands of other replicas may be outstanding here and answered later, at least 2.
 	Served int

@@ -128,7 +128,7 @@ type sim struct {
 	handles     uint64
 	tags        uint64
 	open, acked int
-	crowd       bool // many clients that read most of the time
+	load        load
 	// halted: the only member is damaged. revived counts those that went on without a new process.
 	halted  bool
 	revived int
@@ -309,7 +309,7 @@ func (s *sim) storeWrite(n *node, op StoreOp, sound uint64) (st StoreStatus, ver
 	o := &n.store[k]
 	st, version = Done, op.Version
 	switch v, known := n.done[k][op.ID]; {
-	case !s.calm && s.rng.IntN(4000) == 0 && (s.others(n.id) || len(s.chain) == 1):
+	case !s.calm && s.load != hot && s.rng.IntN(4000) == 0 && (s.others(n.id) || len(s.chain) == 1):
 		st = Failed
 	case s.fault == missedWrite && n.r.role.Filling:
 		return st, version
@@ -449,8 +449,8 @@ func (s *sim) sendView(n *node) {
 const manager = -1
 
 // run runs one history and checks it.
-func run(t hunt.Reporter, seed, nth uint64, crowd bool, f fault) *sim {
-	s := &sim{t: t, crowd: crowd, fault: f, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
+func run(t hunt.Reporter, seed, nth uint64, l load, f fault) *sim {
+	s := &sim{t: t, load: l, fault: f, rng: rand.New(rand.NewPCG(seed, nth)), cut: map[pair]bool{},
 		leaving: map[int]bool{}, unseen: map[int]uint64{}, epoch: 1, filling: -1, since: map[int]uint64{},
 		ports: nth%2 == 0, connections: map[pair]int{}, pending: map[uint64]func(Reply){}, replied: map[uint64]bool{},
 		expected: map[uint64]uint64{}, judgedBy: map[uint64]uint64{}}
@@ -567,7 +567,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	fills, revived, ops, handed, late, overtaken, joined, lost, readAnew, healed := 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
 	var answers simAnswers
 	for i := range *runsFlag {
-		s := run(t, seed, *nthFlag+i, false, sound)
+		s := run(t, seed, *nthFlag+i, mixed, sound)
 		fills, revived, handed, late = fills+s.fills, revived+s.revived, handed+s.handed, late+s.late
 		overtaken, joined = overtaken+s.overtaken, joined+s.joined
 		lost, readAnew, healed = lost+s.lostSegments, readAnew+s.readAnew, healed+s.healed

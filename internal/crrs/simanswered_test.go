@@ -15,6 +15,12 @@ type simAnswers struct {
 	// forgotten counts the identities that stores have dropped for that, behind those of them that were not at the
 	// ChainHead.
 	forgotten, behind int
+	// most is how many of a key a store has had, without those that came after a write that said that they are
+	// answered, because stores do the writes of a key in any order here. told is what each node's store was told. hot
+	// is the client of a hot key; nil: there is none.
+	most int
+	told [5][keys]uint64
+	hot  *hotClient
 }
 
 // begins notes a write of a key, and returns the number below which all are answered.
@@ -37,6 +43,15 @@ func (a *simAnswers) forgetAnswered(n *node, op *StoreOp) {
 	was := len(done)
 	maps.DeleteFunc(done, func(id Identity, _ uint64) bool { return id.Seq < op.Answered })
 	a.forgotten += was - len(done)
+	told := &a.told[n.id][op.Key.Bytes[0]]
+	*told = max(*told, op.Answered)
+	kept := 0
+	for id := range done {
+		if id.Seq >= *told {
+			kept++
+		}
+	}
+	a.most = max(a.most, kept)
 	if n.r.role.Predecessor != NoPeer {
 		a.behind += was - len(done)
 	}

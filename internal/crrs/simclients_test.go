@@ -9,10 +9,26 @@ import (
 
 // The clients.
 
-// clients is how many there are.
+// load is what clients there are.
+type load uint8
+
+const (
+	mixed load = iota
+	// crowd: many, which read most of the time.
+	crowd
+	// hot: one that writes one key all the time, and few that read. Stores do not fail: with so many writes, those of
+	// all members would at once.
+	hot
+)
+
+// clients is how many there are, without that of a hot key.
 func (s *sim) clients() int {
-	if s.crowd {
+	switch s.load {
+	case crowd:
 		return 64
+	case hot:
+		s.newHotClient()
+		return 2
 	}
 	return 1 + s.rng.IntN(12)
 }
@@ -22,7 +38,8 @@ func (s *sim) client() {
 	if s.calm && s.acked > 50 {
 		return
 	}
-	if s.crowd && s.rng.IntN(8) > 0 || s.rng.IntN(2) > 0 {
+	reads := s.load == crowd && s.rng.IntN(8) > 0 || s.load == hot
+	if reads || s.rng.IntN(2) > 0 {
 		s.read()
 	} else {
 		s.write()

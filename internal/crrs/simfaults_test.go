@@ -34,6 +34,8 @@ const (
 	nothingSound
 	// anyRound: who asks is given what was read for an earlier pass, or an earlier repair, of the same epoch.
 	anyRound
+	// hasty: writes of a hot key begin while earlier ones have to be sent again.
+	hasty
 )
 
 // reading runs do, which begins or ends a read of a node.
@@ -80,7 +82,7 @@ func TestPlantedFaultsAreFound(t *testing.T) {
 				if f >= soundBelow { // one of the histories in which segments are lost
 					i = 4*i + 2
 				}
-				found := hunt.Run(func(t hunt.Reporter) { run(t, seed, i, false, f) })
+				found := hunt.Run(func(t hunt.Reporter) { run(t, seed, i, mixed, f) })
 				if found != "" {
 					t.Logf("history %d: %.300s", i, found)
 					return

@@ -127,6 +127,9 @@ func (s *sim) expire() {
 func (s *sim) newEpoch() {
 	s.epoch++
 	s.trace("epoch %d: %v filling %d", s.epoch, s.chain, s.filling)
+	if s.hot != nil {
+		s.hot.learn()
+	}
 	for _, n := range s.nodes {
 		s.sendView(n)
 	}
@@ -147,7 +150,12 @@ func (s *sim) restart(n *node) {
 			newest = max(newest, o.version)
 		}
 	}
-	cfg := Config{Window: 8, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3), Leaf: 1 + s.rng.Uint64N(4)}
+	window := 8
+	if s.load == hot {
+		window = 2 * hotDepth
+	}
+	cfg := Config{Window: window, Reads: 8, Version: newest, Bits: 64, Parts: 1 + s.rng.IntN(3),
+		Leaf: 1 + s.rng.Uint64N(4)}
 	if s.ports {
 		s.newWire(n, cfg)
 	} else {

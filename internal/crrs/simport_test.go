@@ -46,7 +46,7 @@ type arrived struct {
 
 // newWire gives a node a Port in place of a Replica.
 func (s *sim) newWire(n *node, cfg Config) {
-	requests := 8 + s.rng.IntN(40)
+	requests := cfg.Window + s.rng.IntN(40)
 	n.wire = &wire{sent: map[uint32]departed{}, came: map[uint64]arrived{}, memory: map[uint32][]byte{},
 		read: map[asked]Response{},
 		p: NewPort(PortConfig{Config: cfg, Range: 77, Keep: uint8(1 + s.rng.IntN(4)), Requests: requests,
@@ -236,6 +236,9 @@ func (s *sim) mend(a, b int, links []pair) {
 
 // disconnected tells the others that a node is gone.
 func (s *sim) disconnected(id int) {
+	if s.hot != nil {
+		s.hot.lost(func(node int) bool { return node == id })
+	}
 	for _, n := range s.nodes {
 		if n.id != id {
 			s.after(s.upTo(50*ms), func() { s.lost(n, id) })
