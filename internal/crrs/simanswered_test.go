@@ -16,11 +16,12 @@ type simAnswers struct {
 	// ChainHead.
 	forgotten, behind int
 	// most is how many of a key a store has had, without those that came after a write that said that they are
-	// answered, because stores do the writes of a key in any order here. told is what each node's store was told. hot
+	// answered, because stores do the writes of a key in any order here, and without those of later writes that a copy
+	// has brought. told is what each node's store was told, last the greatest number of a write that it has done. hot
 	// is the client of a hot key; nil: there is none.
-	most int
-	told [5][keys]uint64
-	hot  *hotClient
+	most       int
+	told, last [5][keys]uint64
+	hot        *hotClient
 }
 
 // begins notes a write of a key, and returns the number below which all are answered.
@@ -43,11 +44,11 @@ func (a *simAnswers) forgetAnswered(n *node, op *StoreOp) {
 	was := len(done)
 	maps.DeleteFunc(done, func(id Identity, _ uint64) bool { return id.Seq < op.Answered })
 	a.forgotten += was - len(done)
-	told := &a.told[n.id][op.Key.Bytes[0]]
-	*told = max(*told, op.Answered)
+	told, last := &a.told[n.id][op.Key.Bytes[0]], &a.last[n.id][op.Key.Bytes[0]]
+	*told, *last = max(*told, op.Answered), max(*last, op.ID.Seq)
 	kept := 0
 	for id := range done {
-		if id.Seq >= *told {
+		if id.Seq >= *told && id.Seq <= *last {
 			kept++
 		}
 	}
