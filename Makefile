@@ -15,15 +15,15 @@ COMMANDS := jbofd jbofctl jbofbench
 # pkg-config finds (docs/spdk.md).
 export CGO_ENABLED ?= $(if $(filter rdma spdk,$(TAGS)),1,0)
 ifneq ($(filter spdk,$(TAGS)),)
-# Parts of SPDK and DPDK register themselves in constructors, so that all objects of static libraries are linked. cgo
-# takes such options from the environment only.
-SPDK_LIBS ?= -Wl,--whole-archive $(shell pkg-config --libs spdk_nvme spdk_env_dpdk spdk_sock_posix) \
-	-Wl,--no-whole-archive $(shell pkg-config --libs --static spdk_syslibs)
-export CGO_LDFLAGS += $(SPDK_LIBS)
+build test-spdk-target: spdk-pc
 endif
+build test-spdk-target: export PKG_CONFIG_PATH := $(CURDIR)/bin/spdk:$(PKG_CONFIG_PATH)
+# Of a static library only those objects are linked that something refers to. Transports of SPDK and drivers of DPDK are
+# referred to by nothing, and register themselves in constructors.
+export CGO_LDFLAGS_ALLOW := -Wl,--whole-archive,.*
 
 .DEFAULT_GOAL := build
-.PHONY: help build test invariants race soak test-spdk test-vm lint fuzz sim bench run demo demo-cluster clean
+.PHONY: help build test invariants race soak spdk-pc test-spdk test-spdk-target test-vm lint fuzz sim bench run demo demo-cluster clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -76,14 +76,27 @@ soak: ## the long runs of the random tests, with new seeds: three hours or more 
 	$(GO) test -count=1 -timeout 6h -v -run "$(SOAK)" ./test/cluster -args -long 10000000
 	test/fuzz.sh 1000000x '$(SOAK)'
 
+# What the package links is in the module jbofd-spdk of pkg-config, made of those of SPDK here, or of a stand-in below.
+spdk-pc:
+	@pkg-config --print-errors --exists spdk_nvme spdk_env_dpdk spdk_syslibs
+	@mkdir -p bin/spdk
+	@all=$$(pkg-config --libs-only-l spdk_nvme spdk_env_dpdk | sed 's/ *$$//; s/  */,/g'); \
+	printf 'Name: jbofd-spdk\nDescription: SPDK\nVersion: 0\nCflags: %s\nLibs: %s %s %s\n' \
+	  "$$(pkg-config --cflags spdk_nvme spdk_env_dpdk)" "$$(pkg-config --libs-only-L spdk_nvme spdk_env_dpdk)" \
+	  "-Wl,--whole-archive,$$all,--no-whole-archive" "$$(pkg-config --libs --static spdk_syslibs)" \
+	  > bin/spdk/jbofd-spdk.pc
+
+test-spdk-target: spdk-pc ## the same by a real SPDK on a target (TARGET='tcp ADDRESS PORT SUBNQN'), whose data are lost
+	CGO_ENABLED=1 $(GO) test -count=1 -v -tags spdk,spdktarget ./internal/ssd/spdk -run Target -args -target '$(TARGET)'
+
 STANDIN := bin/spdk-standin
 test-spdk: ## the binding to SPDK, compiled and run against a stand-in (needs gcc and pkg-config)
 	@mkdir -p $(STANDIN)
 	for f in env standin; do $(or $(CC),gcc) -c -O2 -fPIC -Wall -Wextra -Iinternal/ssd/spdk/standin/include \
 	  internal/ssd/spdk/standin/$$f.c -o $(STANDIN)/$$f.o || exit 1; done
 	ar rcs $(STANDIN)/libspdk_standin.a $(STANDIN)/env.o $(STANDIN)/standin.o
-	@for m in spdk_nvme spdk_env_dpdk; do printf 'Name: %s\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
-	  $$m '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/$$m.pc; done
+	@printf 'Name: jbofd-spdk\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
+	  '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/jbofd-spdk.pc
 	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) vet -tags spdk ./internal/ssd/spdk
 	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) test -tags spdk $(ARGS) ./internal/ssd/spdk
 

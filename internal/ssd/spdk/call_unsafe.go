@@ -4,7 +4,7 @@ package spdk
 
 /*
 #cgo CFLAGS: -Wall -O2
-#cgo pkg-config: spdk_nvme spdk_env_dpdk
+#cgo pkg-config: jbofd-spdk
 #include <stdlib.h>
 #include "shim.h"
 
@@ -165,11 +165,12 @@ func reset(ctrl handle) (identity, error) {
 	return fromC(&info), err
 }
 
-// queueOpen makes a queue pair. fd is readable when there are completions; -1: there are no interrupts.
-func queueOpen(ctrl handle, places int) (q handle, fd int, err error) {
+// queueOpen makes a queue pair for so many commands, or less. fd is readable when there are completions; -1: there are no interrupts.
+func queueOpen(ctrl handle, most int) (q handle, places, fd int, err error) {
 	var cfd, cerr C.int32_t
-	q = handle(C.jbof_queue_open(C.uint64_t(ctrl), C.uint32_t(places), &cfd, &cerr))
-	return q, int(cfd), errno(cerr)
+	n := C.uint32_t(most)
+	q = handle(C.jbof_queue_open(C.uint64_t(ctrl), &n, &cfd, &cerr))
+	return q, int(n), int(cfd), errno(cerr)
 }
 
 func queueDisconnect(q handle)      { C.jbof_queue_disconnect(C.uint64_t(q)) }

@@ -29,6 +29,7 @@ const (
 	noMemory
 	refuse
 	atomics
+	entries
 )
 
 // Those that the stand-in counts in.
@@ -82,13 +83,13 @@ type rig struct {
 
 // standin is a controller of the stand-in.
 type standin struct {
-	flags      uint64
-	shift      uint64 // 0: 9
-	transfer   uint64 // 0: 128 KiB
-	delay      time.Duration
-	atomics    uint64
-	sizeBytes  int
-	registered uint64
+	flags     uint64
+	shift     uint64 // 0: 9
+	transfer  uint64 // 0: 128 KiB
+	delay     time.Duration
+	atomics   uint64
+	sizeBytes int
+	entries   uint64 // of a queue; 0: 1024
 }
 
 func pcie() spdk.Config {
@@ -108,6 +109,9 @@ func newController(t *testing.T, s standin) *rig {
 	}
 	if s.transfer == 0 {
 		s.transfer = 128 << 10
+	}
+	if s.entries == 0 {
+		s.entries = 1024
 	}
 	if s.sizeBytes == 0 {
 		s.sizeBytes = 8 << 20
@@ -129,7 +133,7 @@ func newController(t *testing.T, s standin) *rig {
 	t.Setenv("SPDK_STANDIN", path)
 	r := &rig{T: t, words: unsafe.Slice((*uint64)(unsafe.Pointer(&b[0])), 512), data: b[4096:]}
 	r.words[flags], r.words[blockShift], r.words[maxTransfer] = s.flags, s.shift, s.transfer
-	r.words[delayNS], r.words[atomics] = uint64(s.delay), s.atomics
+	r.words[delayNS], r.words[atomics], r.words[entries] = uint64(s.delay), s.atomics, s.entries
 	if r.pool, err = bufpool.New(bufpool.Config{TotalBytes: 16 << 20}); err != nil {
 		t.Fatal(err)
 	}

@@ -329,8 +329,7 @@ func (d *Device) openQueue(depth int) (*queue, error) {
 		return nil, err
 	}
 	// Twice as many places as requests, because a request may need several commands.
-	places := min(max(2*depth, 16), maxDepth)
-	h, fd, err := queueOpen(d.ctrl, places)
+	h, places, fd, err := queueOpen(d.ctrl, min(max(2*depth, 16), maxDepth))
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("no more queue pairs: %w", err), event.Close())
 	}

@@ -25,6 +25,8 @@ _Static_assert(sizeof(struct jbof_cpl) == 8 && offsetof(struct jbof_cpl, status)
 // DEAC in command dword 12 of Write Zeroes, for which SPDK has no name.
 #define WRITE_ZEROES_DEAC (1u << 25)
 
+#define MOST_ENTRIES 4096
+
 #define PTR(type, n) ((type *)(uintptr_t)(n))
 #define NUM(p) ((uint64_t)(uintptr_t)(p))
 
@@ -156,6 +158,7 @@ uint64_t jbof_attach(const char *trid, const char *hostnqn, uint32_t nsid, int32
 	if (hostnqn[0])
 		snprintf(opts.hostnqn, sizeof opts.hostnqn, "%s", hostnqn);
 	opts.enable_interrupts = interrupts;
+	opts.io_queue_size = MOST_ENTRIES; // SPDK makes that what the controller can have
 	opts.disable_error_logging = true; // errors are results of requests
 	struct ctrl *c = calloc(1, sizeof *c);
 	if (!c) {
@@ -237,7 +240,7 @@ static void completed(void *arg, const struct spdk_nvme_cpl *cpl)
 	to->status = cpl->status_raw >> 1; // without the phase tag
 }
 
-uint64_t jbof_queue_open(uint64_t ctrl, uint32_t places, int32_t *fd, int32_t *err)
+uint64_t jbof_queue_open(uint64_t ctrl, uint32_t *places, int32_t *fd, int32_t *err)
 {
 	struct ctrl *c = PTR(struct ctrl, ctrl);
 	bool interrupts = spdk_nvme_ctrlr_get_opts(c->ctrlr)->enable_interrupts;
@@ -248,18 +251,21 @@ uint64_t jbof_queue_open(uint64_t ctrl, uint32_t places, int32_t *fd, int32_t *e
 	if (!q)
 		return 0;
 	q->ctrl = c;
-	q->places = places;
-	q->ring = calloc(places, sizeof *q->ring);
-	q->slots = calloc(places, sizeof *q->slots);
+	// An entry of the queue is always free. SPDK does not check the length against what the controller can have.
+	spdk_nvme_ctrlr_get_default_io_qpair_opts(c->ctrlr, &opts, sizeof opts);
+	if (*places > opts.io_queue_size - 1)
+		*places = opts.io_queue_size - 1;
+	q->places = *places;
+	q->ring = calloc(*places, sizeof *q->ring);
+	q->slots = calloc(*places, sizeof *q->slots);
 	if (!q->ring || !q->slots) {
 		jbof_queue_close(NUM(q));
 		return 0;
 	}
-	for (uint32_t i = 0; i < places; i++)
+	for (uint32_t i = 0; i < *places; i++)
 		q->slots[i] = (struct slot){.q = q, .n = i};
-	spdk_nvme_ctrlr_get_default_io_qpair_opts(c->ctrlr, &opts, sizeof opts);
-	opts.io_queue_size = places + 1; // an entry is always free
-	opts.io_queue_requests = 2 * places;
+	opts.io_queue_size = *places + 1;
+	opts.io_queue_requests = 2 * *places;
 	opts.delay_cmd_submit = !interrupts; // one doorbell for a batch
 	q->qp = spdk_nvme_ctrlr_alloc_io_qpair(c->ctrlr, &opts, sizeof opts);
 	if (!q->qp) {

@@ -65,8 +65,9 @@ void jbof_detach(uint64_t ctrl);
 int32_t jbof_admin(uint64_t ctrl);
 int32_t jbof_reset(uint64_t ctrl, struct jbof_info *info);
 
-// fd is readable when there are completions, -1: the queue sends no interrupts.
-uint64_t jbof_queue_open(uint64_t ctrl, uint32_t places, int32_t *fd, int32_t *err);
+// Makes a queue of at most so many places, and returns how many it has. fd is readable when there are completions; -1:
+// the queue sends no interrupts.
+uint64_t jbof_queue_open(uint64_t ctrl, uint32_t *places, int32_t *fd, int32_t *err);
 void jbof_queue_disconnect(uint64_t queue);
 int32_t jbof_queue_reconnect(uint64_t queue);
 void jbof_queue_end(uint64_t queue);  // outstanding commands end; completions can still be taken

@@ -114,6 +114,7 @@ bool spdk_nvme_transport_available(enum spdk_nvme_transport_type trtype) { retur
 void spdk_nvme_ctrlr_get_default_ctrlr_opts(struct spdk_nvme_ctrlr_opts *opts, size_t opts_size)
 {
 	memset(opts, 0, opts_size);
+	opts->io_queue_size = 256;
 	opts->opts_size = opts_size;
 }
 
@@ -163,6 +164,8 @@ struct spdk_nvme_ctrlr *spdk_nvme_connect(const struct spdk_nvme_transport_id *t
 	}
 	if (flag(c, NO_INTERRUPTS) || c->trtype == SPDK_NVME_TRANSPORT_TCP)
 		c->opts.enable_interrupts = false;
+	if (c->opts.io_queue_size > get(c->words, ENTRIES))
+		c->opts.io_queue_size = get(c->words, ENTRIES);
 	describe(c);
 	return c;
 }
@@ -227,14 +230,14 @@ static void leave(struct spdk_nvme_qpair *q) { __atomic_store_n(&q->inside, 0, _
 void spdk_nvme_ctrlr_get_default_io_qpair_opts(struct spdk_nvme_ctrlr *c, struct spdk_nvme_io_qpair_opts *opts,
 	size_t opts_size)
 {
-	(void)c;
-	*opts = (struct spdk_nvme_io_qpair_opts){.io_queue_size = 256, .io_queue_requests = 512, .opts_size = opts_size};
+	*opts = (struct spdk_nvme_io_qpair_opts){.io_queue_size = c->opts.io_queue_size, .io_queue_requests = 512, .opts_size = opts_size};
 }
 
 struct spdk_nvme_qpair *spdk_nvme_ctrlr_alloc_io_qpair(struct spdk_nvme_ctrlr *c,
 	const struct spdk_nvme_io_qpair_opts *opts, size_t opts_size)
 {
-	if (opts_size != sizeof *opts || (opts->delay_cmd_submit && c->opts.enable_interrupts) || flag(c, REMOVED | CUT))
+	if (opts_size != sizeof *opts || (opts->delay_cmd_submit && c->opts.enable_interrupts) || flag(c, REMOVED | CUT) ||
+		opts->io_queue_size > get(c->words, ENTRIES) || opts->io_queue_size < 2)
 		return NULL;
 	struct spdk_nvme_qpair *q = calloc(1, sizeof *q);
 	q->ctrlr = c;

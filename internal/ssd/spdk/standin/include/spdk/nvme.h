@@ -20,6 +20,7 @@ struct spdk_nvme_transport_id {
 
 struct spdk_nvme_ctrlr_opts {
 	bool enable_interrupts, disable_error_logging;
+	uint32_t io_queue_size;
 	char hostnqn[224];
 	size_t opts_size;
 };
