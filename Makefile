@@ -95,10 +95,10 @@ test-spdk: ## the binding to SPDK, compiled and run against a stand-in (needs gc
 	for f in env standin; do $(or $(CC),gcc) -c -O2 -fPIC -Wall -Wextra -Iinternal/ssd/spdk/standin/include \
 	  internal/ssd/spdk/standin/$$f.c -o $(STANDIN)/$$f.o || exit 1; done
 	ar rcs $(STANDIN)/libspdk_standin.a $(STANDIN)/env.o $(STANDIN)/standin.o
-	@printf 'Name: jbofd-spdk\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
-	  '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/jbofd-spdk.pc
-	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) vet -tags spdk ./internal/ssd/spdk
-	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) test -tags spdk $(ARGS) ./internal/ssd/spdk
+	@printf 'Name: jbofd-spdk-standin\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
+	  '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/jbofd-spdk-standin.pc
+	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) vet -tags spdk,spdkstandin ./internal/ssd/spdk
+	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) test -tags spdk,spdkstandin $(ARGS) ./internal/ssd/spdk
 
 test-vm: build ## Debian kernels in QEMU, as the host and as a JBOF of arm64
 	$(GO) test -tags vm -count=1 -timeout 30m -v ./test/vm

@@ -4,7 +4,6 @@ package spdk
 
 /*
 #cgo CFLAGS: -Wall -O2
-#cgo pkg-config: jbofd-spdk
 #include <stdlib.h>
 #include "shim.h"
 

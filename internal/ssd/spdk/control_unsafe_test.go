@@ -1,4 +1,4 @@
-//go:build spdk && cgo
+//go:build spdk && cgo && spdkstandin
 
 package spdk_test
 

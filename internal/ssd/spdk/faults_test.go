@@ -1,10 +1,11 @@
-//go:build spdk && cgo
+//go:build spdk && cgo && spdkstandin
 
 package spdk_test
 
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"sync/atomic"
@@ -228,6 +229,7 @@ func gone(r *rig, q ssd.Queue) {
 // A controller that is removed ends what is under way within a second, and the waiter is told.
 func TestARemovedController(t *testing.T) {
 	overBoth(t, func(t *testing.T, cfg spdk.Config) {
+		cfg.AbortTimeout = 100 * time.Millisecond // for which a target that does not answer is tried
 		r := newRig(t, standin{}, cfg)
 		q := r.queue(8)
 		r.set(hang, 8)
@@ -358,6 +360,39 @@ func TestWhatCannotBeOpened(t *testing.T) {
 			t.Errorf("a depth of %d: %v", depth, err)
 		}
 	}
+}
+
+// Memory that is registered, but for which there is no address, is not given to the device, and a log can say why.
+func TestMemoryThatTheDeviceDoesNotReach(t *testing.T) {
+	for f, want := range map[uint64]error{0: nil, noTranslation: unix.EFAULT, noRegister: unix.ENOMEM} {
+		t.Run(fmt.Sprint(want), func(t *testing.T) {
+			r := newRig(t, standin{flags: f}, pcie())
+			if err := read(r, r.queue(1)); err != nil {
+				t.Error(err)
+			}
+			if err := r.dev.(*spdk.Device).Fallback(); !errors.Is(err, want) {
+				t.Errorf("%v, want %v", err, want)
+			}
+			if n := r.get(registered); (n == 0) != (f != 0) {
+				t.Errorf("%d regions are registered", n)
+			}
+		})
+	}
+}
+
+// A target that is started again is connected to again, and what was under way is done.
+func TestATargetThatIsStartedAgain(t *testing.T) {
+	r := newRig(t, standin{}, tcp())
+	q := r.queue(1)
+	r.raise(resetFails | cut)
+	if q.Submit([]ssd.Request{{Op: ssd.Read, Len: 4096, Buf: r.buffer(4096)}}) != 1 {
+		t.Fatal("not taken")
+	}
+	for r.get(resets) < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	r.lower(resetFails)
+	collect(t, q, 1, nil)
 }
 
 // Whatever happens, each request ends once, and what was written is there.

@@ -18,6 +18,9 @@ import (
 // lookEvery is how often the keeper looks.
 const lookEvery = 400 * time.Millisecond
 
+// resetTries is how often a reset over a fabric is tried in AbortTimeout.
+const resetTries = 20
+
 func (d *Device) keep() {
 	defer close(d.keeper)
 	for {
@@ -58,6 +61,11 @@ func (d *Device) reset(why error) {
 		q.stop()
 	}
 	id, err := reset(d.ctrl)
+	// A target that is started again takes a moment.
+	for end := time.Now().Add(d.cfg.AbortTimeout); err != nil && d.cfg.Transport != "pcie" && time.Now().Before(end); {
+		time.Sleep(d.cfg.AbortTimeout / resetTries)
+		id, err = reset(d.ctrl)
+	}
 	if err == nil && (id.blocks != d.id.blocks || id.blockBytes != d.id.blockBytes || id.serial != d.id.serial) {
 		err = errors.New("it is another namespace now")
 	}

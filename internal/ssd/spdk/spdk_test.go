@@ -1,4 +1,4 @@
-//go:build spdk && cgo
+//go:build spdk && cgo && spdkstandin
 
 package spdk_test
 
@@ -142,13 +142,16 @@ func TestIdleCostsNothing(t *testing.T) {
 		ssdtest.Read(t, q, 0, 4096)
 		got := make(chan bool)
 		go func() { got <- q.Wait(-1) }()
-		before, admin := r.get(turns), r.get(admins)
+		before, admin, used := r.get(turns), r.get(admins), cpuTime(t)
 		time.Sleep(time.Second) // that nothing happens has no event
 		if n := r.get(turns) - before; n > 1 {
 			t.Errorf("%s: %d looks in a second without requests", cfg.Transport, n)
 		}
 		if n := r.get(admins) - admin; n < 1 || n > 4 {
 			t.Errorf("%s: %d looks at the controller in a second, want 2 or 3", cfg.Transport, n)
+		}
+		if used = cpuTime(t) - used; used > 200*time.Millisecond {
+			t.Errorf("%s: %v of the processor in a second", cfg.Transport, used)
 		}
 		q.Wake()
 		<-got

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"jbofd/internal/bufpool"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/spdk"
@@ -106,13 +104,4 @@ func TestTargetCosts(t *testing.T) {
 	before := cpuTime(t)
 	time.Sleep(3 * time.Second) // that nothing happens has no event
 	fmt.Printf("idle: %v of CPU in 3 s\n", cpuTime(t)-before)
-}
-
-func cpuTime(t *testing.T) time.Duration {
-	t.Helper()
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -58,15 +58,18 @@ static void add_area(void *at, size_t len, bool allocated)
 	areas = a;
 }
 
-bool visible(const void *at, size_t len)
+static bool within(const void *at, size_t len, bool allocated_only)
 {
 	bool found = false;
 	pthread_mutex_lock(&areas_lock);
 	for (struct area *a = areas; a && !found; a = a->next)
-		found = (uint8_t *)at >= a->at && (uint8_t *)at + len <= a->at + a->len;
+		found = (a->allocated || !allocated_only) && (uint8_t *)at >= a->at && (uint8_t *)at + len <= a->at + a->len;
 	pthread_mutex_unlock(&areas_lock);
 	return found;
 }
+
+bool visible(const void *at, size_t len) { return within(at, len, false); }
+bool allocated(const void *at, size_t len) { return within(at, len, true); }
 
 static int remove_area(void *at, size_t len, bool allocated)
 {

@@ -266,7 +266,7 @@ static void arm(struct spdk_nvme_qpair *q)
 			if (!first || due < first)
 				first = due;
 		}
-	if (q->fd >= 0) {
+	if (q->fd >= 0 && first) { // without, what was not read stays
 		struct itimerspec at = {.it_value = {first / 1000000000, first % 1000000000}};
 		timerfd_settime(q->fd, TFD_TIMER_ABSTIME, &at, NULL);
 	}
@@ -481,7 +481,8 @@ static int submit(struct spdk_nvme_qpair *q, struct request r)
 		size_t len = (size_t)r.count << get(c->words, BLOCK_SHIFT);
 		if (r.op == READ || r.op == WRITE) {
 			CHECK(c->words, len > 0 && len <= get(c->words, MAX_TRANSFER));
-			CHECK(c->words, c->trtype == SPDK_NVME_TRANSPORT_TCP || visible(r.payload, len));
+			CHECK(c->words, c->trtype == SPDK_NVME_TRANSPORT_TCP || allocated(r.payload, len) ||
+				(!flag(c, NO_TRANSLATION) && visible(r.payload, len)));
 			CHECK(c->words, ((uintptr_t)r.payload & 3) == 0);
 		}
 		struct request *p = malloc(sizeof *p), **last = &q->pending;

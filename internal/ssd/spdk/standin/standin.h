@@ -26,7 +26,8 @@ void add(uint64_t *words, int word, int64_t n);
 uint64_t get(uint64_t *words, int word);
 void violation(uint64_t *words, int line);
 void error(const char *format, ...) __attribute__((format(printf, 1, 2)));
-bool visible(const void *at, size_t len);
+bool visible(const void *at, size_t len); // to devices
+bool allocated(const void *at, size_t len); // by spdk_zmalloc
 
 #define CHECK(words, x) do { if (!(x)) violation(words, __LINE__); } while (0)
 
