@@ -164,7 +164,8 @@ func reset(ctrl handle) (identity, error) {
 	return fromC(&info), err
 }
 
-// queueOpen makes a queue pair for so many commands, or less. fd is readable when there are completions; -1: there are no interrupts.
+// queueOpen makes a queue pair for so many commands, or less. fd is readable when there are completions; -1: there are
+// no interrupts.
 func queueOpen(ctrl handle, most int) (q handle, places, fd int, err error) {
 	var cfd, cerr C.int32_t
 	n := C.uint32_t(most)

@@ -94,7 +94,8 @@ func TestSubmissionsWithoutMemory(t *testing.T) {
 			r.set(noMemory, n)
 			reqs := make([]ssd.Request, 8)
 			for i := range reqs {
-				reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 4096, Len: 4096, Buf: r.buffer(4096), Tag: uint64(i)}
+				reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 4096, Len: 4096, Buf: r.buffer(4096),
+					Tag: uint64(i)}
 			}
 			if q.Submit(reqs) != 8 {
 				t.Fatal("not all were taken")
@@ -235,7 +236,8 @@ func TestARemovedController(t *testing.T) {
 		r.set(hang, 8)
 		reqs := make([]ssd.Request, 8)
 		for i := range reqs {
-			reqs[i] = ssd.Request{Op: ssd.Write, Len: 4096, Buf: r.buffer(4096), Tag: uint64(i)}
+			reqs[i] = ssd.Request{Op: ssd.Write, Len: 4096, Buf: r.buffer(4096),
+				Tag: uint64(i)}
 		}
 		if q.Submit(reqs) != 8 {
 			t.Fatal("not all were taken")
@@ -275,7 +277,8 @@ func TestALostConnection(t *testing.T) {
 	for round := range 5 {
 		reqs := make([]ssd.Request, 8)
 		for i := range reqs {
-			reqs[i] = ssd.Request{Op: ssd.Read, Len: 4096, Buf: r.buffer(4096), Tag: uint64(i)}
+			reqs[i] = ssd.Request{Op: ssd.Read, Len: 4096, Buf: r.buffer(4096),
+				Tag: uint64(i)}
 		}
 		if q.Submit(reqs) != 8 {
 			t.Fatal("not all were taken")
@@ -432,7 +435,8 @@ func TestRandomFaults(t *testing.T) {
 				for k := range buffers[i] {
 					buffers[i][k] = byte(round*depth + i)
 				}
-				reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 16384, Len: 16384, Buf: buffers[i], Tag: uint64(i)}
+				reqs[i] = ssd.Request{Op: ssd.Write, Offset: int64(i) * 16384, Len: 16384, Buf: buffers[i],
+					Tag: uint64(i)}
 			}
 			if n := q.Submit(reqs); n != depth {
 				t.Fatalf("round %d: %d were taken", round, n)

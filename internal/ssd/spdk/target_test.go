@@ -61,7 +61,7 @@ func TestTargetConforms(t *testing.T) {
 func TestTargetCosts(t *testing.T) {
 	d, pool := newTarget(t)
 	account := pool.Account("test")
-	fmt.Printf("| queue depth | reads a second | CPU of this process a read | calls into C a read |\n|---|---|---|---|\n")
+	fmt.Printf("| depth | reads a second | CPU of this process a read | calls into C a read |\n|---|---|---|---|\n")
 	for _, depth := range []int{1, 32, 128} {
 		q, err := d.OpenQueue(depth)
 		if err != nil {
