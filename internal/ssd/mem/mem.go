@@ -117,7 +117,7 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	if d.gone.Load() {
 		return nil, ssd.ErrGone
 	}
-	q := &queue{dev: d, done: make([]ssd.Completion, depth), wake: make(chan struct{}, 1)}
+	q := &queue{dev: d, done: make([]ssd.Completion, depth), waker: ssd.NewWaker()}
 	d.queues[q] = struct{}{}
 	return q, nil
 }
@@ -187,8 +187,8 @@ func (d *Device) zero(off, n int64) error {
 
 // queue is a ring of completions: Submit appends, Poll takes.
 type queue struct {
-	dev  *Device
-	wake chan struct{}
+	dev   *Device
+	waker ssd.Waker
 
 	mu     sync.Mutex
 	done   []ssd.Completion // ring
@@ -230,7 +230,7 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	waiting := q.waiting
 	q.mu.Unlock()
 	if waiting {
-		q.notify()
+		q.waker.Notify()
 	}
 	return room
 }
@@ -249,27 +249,7 @@ func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
 }
 
 // Wait implements ssd.Queue. It is rare: no caller needs to wait on a synchronous queue.
-func (q *queue) Wait(limit time.Duration) bool {
-	if r := q.ready(limit != 0); r || limit == 0 {
-		return r
-	}
-	var timeout <-chan time.Time
-	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		timeout = t.C
-	}
-	for {
-		select {
-		case <-q.wake: // perhaps left over from a Submit whose completions were taken
-		case <-timeout:
-			return q.ready(false)
-		}
-		if q.ready(true) {
-			return true
-		}
-	}
-}
+func (q *queue) Wait(limit time.Duration) bool { return q.waker.Wait(limit, q.ready) }
 
 // ready reports whether a Wait returns. block: it blocks otherwise.
 func (q *queue) ready(block bool) bool {
@@ -281,20 +261,12 @@ func (q *queue) ready(block bool) bool {
 	return r
 }
 
-// notify wakes a Wait.
-func (q *queue) notify() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
-}
-
 // Wake implements ssd.Queue.
 func (q *queue) Wake() {
 	q.mu.Lock()
 	q.woken = true
 	q.mu.Unlock()
-	q.notify()
+	q.waker.Notify()
 }
 
 // Synchronous implements ssd.Queue: true.

@@ -162,7 +162,7 @@ func (d *Device) OpenQueue(depth int) (ssd.Queue, error) {
 	if d.gone.Load() {
 		return nil, ssd.ErrGone
 	}
-	q := &queue{dev: d, slots: make([]slot, depth), done: make([]int32, depth), wake: make(chan struct{}, 1)}
+	q := &queue{dev: d, slots: make([]slot, depth), done: make([]int32, depth), waker: ssd.NewWaker()}
 	q.idle.L = &d.mu
 	q.free = make([]int32, depth)
 	for i := range q.free {
@@ -301,7 +301,7 @@ type slot struct {
 type queue struct {
 	dev    *Device
 	number int
-	wake   chan struct{}
+	waker  ssd.Waker
 
 	// Of dev.mu:
 	idle  sync.Cond // signalled when nothing is in flight on a closing queue
@@ -385,10 +385,7 @@ func (q *queue) finish(s int32, err error, latencyNS int64) {
 // notify wakes a blocked Wait.
 func (q *queue) notify() {
 	q.fresh = false
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	q.waker.Notify()
 }
 
 // Poll implements ssd.Queue. Data that were read are copied here, on the caller's time.
@@ -426,31 +423,10 @@ func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
 }
 
 // Wait implements ssd.Queue.
-func (q *queue) Wait(limit time.Duration) bool { // hot: 0 allocs
-	if r := q.ready(); r || limit == 0 {
-		return r
-	}
-	// A bounded wait is rare: an owner of queues waits without bound.
-	var timeout <-chan time.Time
-	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		timeout = t.C
-	}
-	for {
-		select {
-		case <-q.wake: // perhaps for what was taken already
-		case <-timeout:
-			return q.ready()
-		}
-		if q.ready() {
-			return true
-		}
-	}
-}
+func (q *queue) Wait(limit time.Duration) bool { return q.waker.Wait(limit, q.ready) } // hot: 0 allocs
 
 // ready reports whether Wait returns.
-func (q *queue) ready() bool {
+func (q *queue) ready(bool) bool {
 	d := q.dev
 	d.mu.Lock()
 	defer d.mu.Unlock()

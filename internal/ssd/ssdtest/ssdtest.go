@@ -108,6 +108,8 @@ func Conformance(t *testing.T, open func(t *testing.T) ssd.Device) {
 	t.Run("WakeEndsOneWait", withQueue(4, wakes))
 	t.Run("WaitTellsOfWhatHasArrived", withQueue(4, waitTells))
 	t.Run("AWaiterMissesNothing", withQueue(8, waiterMissesNothing))
+	t.Run("CompletionsArePolledInPieces", withQueue(8, pollsInPieces))
+	t.Run("QueuesAreApart", withQueue(4, queuesAreApart))
 	t.Run("CloseWaitsForWhatIsUnderWay", withQueue(8, closeWaits))
 	t.Run("CloseEndsAWaitAndLaterRequestsSayGone", withQueue(4, func(t *testing.T, d ssd.Device, q ssd.Queue) {
 		got := make(chan bool)
