@@ -30,7 +30,7 @@ var armTests = []struct{ pkg, run string }{
 	{"internal/ssd/mem", "."},
 	{"internal/ssd/vfio/pcie", "."},
 	{"internal/ssd/vfio/pci", "."},
-	{"internal/ssd/vfio", "DriveConforms|DriveIsQuiet|AllocatesNothing"},
+	{"internal/ssd/vfio", "DriveConforms|DriveIsQuiet|DriveMemoryConforms|AllocatesNothing"},
 	{"internal/cluster/member", "TheClock"},
 	{"client/internal/window", "."},
 }
@@ -99,7 +99,8 @@ func armGuest(t *testing.T) *nvmeGuest {
 	}
 	g := &nvmeGuest{T: t, monitor: filepath.Join(dir, "monitor"), port: port, bench: bench}
 	o := BootOptions{Kernel: prepare(t, ARM), Modules: armModules, MemoryMiB: 1280, Forward: []int{port},
-		Devices: emulatedDrives(t, ARM, g.monitor, 96<<20, "", ",logical_block_size=4096,physical_block_size=4096", "")}
+		Devices: append(pmrArgs(emptyImage(t, pmrBytes)), emulatedDrives(t, ARM, g.monitor, 96<<20, withMemory,
+			",logical_block_size=4096,physical_block_size=4096", "")...)}
 	o.Devices = append(o.Devices, "-drive", "if=none,format=raw,id=files,file="+files, "-device",
 		"virtio-blk-pci,drive=files")
 	begin := time.Now()

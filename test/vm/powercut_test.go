@@ -130,6 +130,8 @@ func (g *nvmeGuest) powerCut(d *volatileDrive, again func() *nvmeGuest) {
 
 	next := again()
 	next.run("modprobe -a vfio_pci 2>/dev/null; jbofctl ssd bind 0000:01:00.0") // it holds a drive of jbofd
+	next.run("jbofctl ssd bind 0000:02:00.0 --force")
+	next.memoryIsThere("0000:02:00.0")
 	next.startWith(fmt.Sprintf(powerCutConfig, next.port))
 	if log := next.run("cat /tmp/log"); !strings.Contains(log, "volatile_cache=true") {
 		g.Errorf("the daemon does not know of the volatile write cache:\n%s", log)

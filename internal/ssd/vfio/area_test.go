@@ -373,3 +373,17 @@ func TestAreaOfADriveThatIsPulled(t *testing.T) {
 		})
 	}
 }
+
+// What reads as ones is what is there, unless the drive has vanished.
+func TestOnesAreNotBelieved(t *testing.T) {
+	r := newRig(t, pcietest.Config{PMR: newPMR(nvme.PMRWBMRead)}, quick)
+	a := r.area()
+	ones, got := bytes.Repeat([]byte{0xFF}, 64), make([]byte, 64)
+	if err := errors.Join(a.Write(ones, 0), a.Read(got, 0)); err != nil || !bytes.Equal(got, ones) {
+		t.Errorf("% x is read, %v", got[:8], err)
+	}
+	r.ctrl.Vanish()
+	if err := a.Read(got, 64); !errors.Is(err, ssd.ErrGone) {
+		t.Errorf("a read of a drive that has vanished: %v", err)
+	}
+}
