@@ -50,8 +50,8 @@ type Options struct {
 	// CloseTimeout is how long closing may take once the outstanding commands have ended; 0: closeTimeout. When it has
 	// passed, Run returns although a drive is still open: the process must end, for nothing else closes that drive.
 	CloseTimeout time.Duration
-	// OpenTimeout is how long a drive may take to open; 0: openTimeout. LookForDrivesEvery is how often drives are
-	// looked for that are not in service; 0: lookForDrivesEvery.
+	// OpenTimeout is how long a drive may take to open after the start; 0: openTimeout. LookForDrivesEvery is how often
+	// drives are looked for that are not in service; 0: lookForDrivesEvery.
 	OpenTimeout, LookForDrivesEvery time.Duration
 	// RDMA reaches the machine's RDMA devices; nil: verbs.Open, if the configuration has RDMA listeners.
 	RDMA verbs.Provider

@@ -69,8 +69,7 @@ func (o *openedDevice) wanted() error {
 // openDevices opens the devices of all drives at a time, in the order of the configuration. A device that is open after
 // openTimeout is closed again: nothing uses it.
 func (n *Node) openDevices() []*openedDevice {
-	patience := cmp.Or(n.opts.OpenTimeout, openTimeout)
-	late := time.NewTimer(patience)
+	late := time.NewTimer(openTimeout)
 	defer late.Stop()
 	over := make(chan struct{})
 	defer close(over)
@@ -93,7 +92,7 @@ func (n *Node) openDevices() []*openedDevice {
 		select {
 		case all[i] = <-opened[i]:
 		case <-time.After(time.Millisecond): // one that is open is at the channel
-			all[i] = &openedDevice{err: unanswered(patience)}
+			all[i] = &openedDevice{err: unanswered(openTimeout)}
 		}
 	}
 	return all

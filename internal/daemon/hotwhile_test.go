@@ -244,7 +244,7 @@ func TestAnOpeningThatHangsIsGivenUp(t *testing.T) {
 	log := &lines{}
 	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
 		LookForDrivesEvery: hotLookEvery,
-		OpenTimeout:        time.Second})
+		OpenTimeout:        2 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestAnOpeningThatHangsIsGivenUp(t *testing.T) {
 		}
 		return nil
 	})
-	if got := log.with("has not answered within 1s"); len(got) != 1 {
+	if got := log.with("has not answered within 2s"); len(got) != 1 {
 		t.Errorf("the log: %q", got)
 	}
 	images.AwaitKept(0, 1)

@@ -179,8 +179,8 @@ func (n *Node) addHint(err error, u uuid.UUID, replicated bool) error {
 		}
 		return fmt.Errorf("%w; jbofctl kv open %v opens it without them", err, u)
 	}
-	if errors.Is(err, swap.ErrAttached) { // it was closed before its keys were returned
-		return fmt.Errorf("%w: restart the daemon", err)
+	if errors.Is(err, swap.ErrAttached) { // what it has sent to an area before has not ended
+		return fmt.Errorf("%w: try again by a reload", err)
 	}
 	if !errors.Is(err, swap.ErrManifest) {
 		return err
@@ -208,7 +208,7 @@ func (n *Node) addHint(err error, u uuid.UUID, replicated bool) error {
 // unknown.
 func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, sure bool) {
 	sources, sure = []admin.SwapSource{}, true
-	found := map[[16]byte]int{} // number of keys by UUID of sources that have not attached
+	found := map[[16]byte]int{} // number of keys by UUID of sources that are not open
 	if a != nil && a.Area != nil {
 		for _, h := range a.Sources() {
 			if !h.Attached {
@@ -219,10 +219,12 @@ func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, 
 	for _, d := range n.drives() {
 		if !d.serves() {
 			sure = false
+		}
+		if d.label == nil {
 			continue
 		}
 		for _, e := range d.label.Label().Extents {
-			if e.Use != label.KV {
+			if _, has := found[e.UUID]; e.Use != label.KV || !d.serves() && !has {
 				continue
 			}
 			h := admin.SwapSource{UUID: e.UUID.String(), SubNQN: e.NQN, NSID: e.NSID, Keys: found[e.UUID]}
@@ -235,6 +237,10 @@ func (n *Node) sourcesOf(u uuid.UUID, a *swapArea) (sources []admin.SwapSource, 
 						sources = append(sources, h)
 					}
 				}
+				continue
+			}
+			if !d.serves() {
+				sources = append(sources, h)
 				continue
 			}
 			book, err := partition.ReadManifest(d.drive, target.Background, e.StartBytes)

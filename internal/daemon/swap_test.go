@@ -194,7 +194,8 @@ func TestSwapAreas(t *testing.T) {
 		"returned": keysInASwapAreaSurviveAStopAndReturn, "removed": aRetiringSwapAreaIsFreedWhenEmpty,
 		"another size": aSwapAreaOfAnotherSize, "drive missing": aNamespaceDoesNotOpenWithoutTheDriveThatHasItsKeys,
 		"damaged": aDamagedSwapAreaIsLeftOut, "comes and goes": aNamespaceIsRemovedAndAddedWithItsKeys,
-		"deleted": deletingANamespaceDeletesItsKeys,
+		"deleted":         deletingANamespaceDeletesItsKeys,
+		"source and back": aStoreWithSwappedKeysComesBackWithItsDrive,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

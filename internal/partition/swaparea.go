@@ -218,11 +218,42 @@ func (a *Area) Stats() swap.AreaStats {
 	return a.machine.Stats()
 }
 
-// Sources returns the partitions with records here that may count, or that are attached.
+// Sources returns the partitions with records here that may count, or that are attached. One that was closed with keys
+// here, because its drive has vanished or there was no time to return them, is not attached any more.
 func (a *Area) Sources() []swap.SourceInfo {
 	a.driver.Lock()
-	defer a.driver.Unlock()
-	return a.machine.Sources()
+	all := a.machine.Sources()
+	by := slices.Clone(a.sources)
+	a.driver.Unlock()
+	for i := range all {
+		for _, l := range by {
+			if s := &all[i]; s.Attached && l != nil && l.p.ended(s.UUID) {
+				s.Attached, s.Keys = false, l.keysIn(a)
+			}
+		}
+	}
+	return slices.DeleteFunc(all, func(s swap.SourceInfo) bool { return !s.Attached && s.Keys == 0 })
+}
+
+// ended reports whether it is the partition with that UUID, and was closed.
+func (p *Partition) ended(id uuid.UUID) bool {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.phase == gone && p.store.UUID() == id
+}
+
+// keysIn is how many keys a partition that was closed has in an area.
+func (s *swapper) keysIn(a *Area) (keys int) {
+	s.p.driver.Lock()
+	defer s.p.driver.Unlock()
+	if s.source != nil {
+		for _, use := range s.source.Uses() {
+			if use.Area == a.UUID() {
+				keys += use.Keys
+			}
+		}
+	}
+	return keys
 }
 
 // Forget discards the records of a partition that was deleted.
@@ -233,8 +264,14 @@ func (a *Area) Forget(source uuid.UUID) {
 	a.turn()
 }
 
-// attach connects a partition to the area.
+// attach connects a partition to the area. If the partition was open before and was closed with keys here, its records
+// are looked for in the log. It must not be called during a turn.
+//
+// Errors: swap.ErrAttached, it is open, or some of its writes have not ended; those of swap.Again.Read.
 func (a *Area) attach(l *swapper, source uuid.UUID) (swap.AreaRef, error) {
+	if err := a.again(source); err != nil {
+		return swap.AreaRef{}, fmt.Errorf("%s: %w", swap.Name(a.machine.UUID()), err)
+	}
 	a.driver.Lock()
 	defer a.driver.Unlock()
 	at, err := a.machine.Attach(source)
@@ -247,6 +284,40 @@ func (a *Area) attach(l *swapper, source uuid.UUID) (swap.AreaRef, error) {
 	a.sources[at.Source] = l
 	return swap.AreaRef{UUID: a.machine.UUID(), Log: a.machine.Log(), BlockSize: a.cfg.Drive.Device().Info().BlockSize,
 		Attachment: at}, nil
+}
+
+// againPatience is how long attach waits for what a partition has sent that was closed.
+const againPatience = 10 * time.Second
+
+// again finds the records of a partition that was closed with keys in the area.
+func (a *Area) again(source uuid.UUID) error {
+	a.driver.Lock()
+	at := slices.IndexFunc(a.machine.Sources(), func(s swap.SourceInfo) bool { return s.Attached && s.UUID == source })
+	by := slices.Clone(a.sources)
+	a.driver.Unlock()
+	if at < 0 || !slices.ContainsFunc(by, func(l *swapper) bool { return l != nil && l.p.ended(source) }) {
+		return nil // Attach says if that is wrong
+	}
+	env := a.driver.Env()
+	var r *swap.Again
+	for late := env.Now() + int64(againPatience); r == nil; {
+		a.driver.Lock()
+		r = a.machine.Again(source)
+		a.driver.Unlock()
+		if r == nil && (env.Now() > late || env.Wait(a.stopped, lookEvery)) {
+			return fmt.Errorf("%w, and the area has not written all that it had from it", swap.ErrAttached)
+		}
+	}
+	m := newMemory(a.cfg.Drive.Pool(), "swap log")
+	defer m.free()
+	read, _ := accessTo(a.cfg.Drive, a.cfg.Background, a.cfg.OffsetBytes)
+	if err := r.Read(read, m.Alloc); err != nil {
+		return err
+	}
+	a.driver.Lock()
+	defer a.driver.Unlock()
+	a.machine.Adopt(r)
+	return nil
 }
 
 // load is how loaded the area and its drive are. It takes no lock: the turns of partitions call it.

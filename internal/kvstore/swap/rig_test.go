@@ -212,14 +212,21 @@ func (w *world) open() {
 		if bytes.Equal(a, b) && w.rng.IntN(3) == 0 {
 			h.disk.Flip(int64(at[w.rng.IntN(2)])+w.rng.Int64N(100), 0)
 		}
-		m, err := w.openSource(i)
-		if err != nil {
-			w.t.Fatalf("source %d: %v", i, err)
-		}
-		h.m, h.io, h.act, h.released = m, nil, Actions{}, nil
-		h.out, h.replies = make([][]Append, len(w.areas)), make([][]Outcome, len(w.areas))
-		h.reqs, h.busy = map[uint64]*testReq{}, false
+		w.begin(i)
 	}
+}
+
+// begin opens a source.
+func (w *world) begin(i int) {
+	w.t.Helper()
+	m, err := w.openSource(i)
+	if err != nil {
+		w.t.Fatalf("source %d: %v", i, err)
+	}
+	h := w.sources[i]
+	h.m, h.io, h.act, h.released = m, nil, Actions{}, nil
+	h.out, h.replies = make([][]Append, len(w.areas)), make([][]Outcome, len(w.areas))
+	h.reqs, h.busy = map[uint64]*testReq{}, false
 }
 
 // crash loses the power.
@@ -232,25 +239,30 @@ func (w *world) crash() {
 		a.disk.PowerLoss()
 	}
 	for _, h := range w.sources {
-		for _, q := range h.io {
-			if q.Area < 0 {
-				tear(h.disk, q)
-			}
+		w.lose(h)
+	}
+}
+
+// lose ends a source as a loss of power does.
+func (w *world) lose(h *testSource) {
+	for _, q := range h.io {
+		if q.Area < 0 {
+			tear(h.disk, q)
 		}
-		h.disk.PowerLoss()
-		for _, s := range append(h.store.ghosts, h.store.queue...) { // failed operations took effect before
-			if w.rng.IntN(2) == 0 {
-				h.store.apply(s)
-			}
+	}
+	h.disk.PowerLoss()
+	for _, s := range append(h.store.ghosts, h.store.queue...) { // failed operations took effect before
+		if w.rng.IntN(2) == 0 {
+			h.store.apply(s)
 		}
-		h.store.queue, h.store.ghosts, h.store.clock = nil, nil, 0
-		for _, v := range h.store.versions {
-			h.store.NoteVersion(v)
-		}
-		w.count(h)
-		for _, k := range h.keys {
-			k.crash()
-		}
+	}
+	h.store.queue, h.store.ghosts, h.store.clock = nil, nil, 0
+	for _, v := range h.store.versions {
+		h.store.NoteVersion(v)
+	}
+	w.count(h)
+	for _, k := range h.keys {
+		k.crash()
 	}
 }
 
