@@ -294,7 +294,7 @@ func start(opts Options) (_ *Node, err error) {
 	}
 	if all := n.resizes(cfg); len(all) > 0 {
 		n.change.set(all[0].what() + " (start)")
-		go n.resizeAtStart(cfg)
+		go n.resizeLate(cfg)
 		return n, nil
 	}
 	n.endChange()

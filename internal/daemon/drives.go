@@ -219,9 +219,17 @@ const (
 	trying
 )
 
+// unfit is why what is on a drive does not fit the configuration: trying again does not help.
+type unfit struct{ error }
+
+// Unwrap returns the error itself.
+func (u unfit) Unwrap() error { return u.error }
+
 // apply makes drives and target what cfg says: extents for new namespaces,
 // longer ones for namespaces that have grown. Extents of namespaces that are no longer
 // configured stay, with their data, until an operator frees them.
+//
+// Errors: an unfit; those of the drives, of stores and of publish.Publisher.Vacate; errStopping.
 //
 // All changes are made to copies of the labels first, so that a configuration that does not fit changes nothing. Labels
 // change before the target does, and each changes atomically.
@@ -262,7 +270,7 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 			ns, store, err := n.namespace(plan, sc.NQN, nc, mode)
 			if err != nil {
 				return cfg.NamespaceProblem(i, j, "", fmt.Errorf("subsystem %s, namespace %d: %w", sc.NQN, nc.NSID,
-					err))
+					unfit{err}))
 			}
 			if ns == nil {
 				continue // its drive is not served, or it waits for the cluster

@@ -197,18 +197,18 @@ var errAtStart = errors.New("it is taken into service when jbofd is restarted")
 // errBusy: a change that is under way still uses what the drive was before.
 var errBusy = errors.New("a namespace that was on it is still being resized or erased")
 
-// errNamespaces: its namespaces cannot be made as the configuration says.
+// errNamespaces: its namespaces cannot be made as the configuration says, for good (unfit) or for now.
 var errNamespaces = errors.New("its namespaces cannot be served")
 
 // pointless reports whether trying again does not help, because of what is on the drive.
 func pointless(err error) bool {
 	for _, is := range []error{label.ErrForeign, label.ErrCorrupt, label.ErrVersion, label.ErrBlank, errOther,
-		errAtStart, errNamespaces} {
+		errAtStart} {
 		if errors.Is(err, is) {
 			return true
 		}
 	}
-	return false
+	return errors.As(err, new(unfit))
 }
 
 // arrived takes a drive into service that was opened, or says why it cannot be.
@@ -222,6 +222,7 @@ func (n *Node) arrived(i int, w *awaited, o *openedDevice) {
 	switch {
 	case err == nil:
 		*w = awaited{at: time.Now(), wait: w.wait}
+		n.resizeReturned(sc)
 		return
 	case errors.Is(err, errStopping):
 		return

@@ -207,9 +207,22 @@ func (n *Node) cutOff(r *kvResize) error {
 // sizesComponent is not ready if namespaces do not have the sizes that the configuration says.
 const sizesComponent = "sizes of namespaces"
 
-// resizeAtStart resizes the namespaces that the configuration has with another size than the drives, while hosts are
+// resizeReturned begins to resize namespaces whose sizes the configuration has changed while their drive was away.
+func (n *Node) resizeReturned(sc config.SSD) {
+	if len(n.resizes(n.config())) == 0 {
+		n.tel.Health().Clear(sizesComponent)
+		return
+	}
+	n.hot.attending.Go(func() {
+		if n.beginChange("the resize of namespaces of ssd "+sc.Name+", which is back") == nil {
+			n.resizeLate(n.cfg)
+		}
+	})
+}
+
+// resizeLate resizes the namespaces that the configuration has with another size than the drives, while hosts are
 // served. The caller holds n.changes and n.reload, which are returned at the end; a stop waits for that.
-func (n *Node) resizeAtStart(cfg *config.Config) {
+func (n *Node) resizeLate(cfg *config.Config) {
 	defer n.endChange()
 	if err := n.apply(cfg, strict); err != nil && !errors.Is(err, errStopping) {
 		n.log.Error("a namespace does not have the size that is configured", "error", err)
