@@ -66,6 +66,9 @@ func (x *cli) status(c *cobra.Command, check bool, wait time.Duration) error {
 		for _, r := range s.Reasons {
 			row(t, "reason", r.Component+": "+r.Reason)
 		}
+		for _, r := range s.Degraded {
+			row(t, "degraded", r.Component+": "+r.Reason)
+		}
 		if s.Change != nil {
 			row(t, "change", s.Change)
 		}

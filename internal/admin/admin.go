@@ -104,6 +104,8 @@ type Status struct {
 	// Ready reports that hosts can connect and every drive serves I/O. Otherwise Reasons states why not.
 	Ready   bool     `json:"ready"`
 	Reasons []Reason `json:"reasons"`
+	// Degraded states what does not work although the node may be ready: drives that take requests and complete none.
+	Degraded []Reason `json:"degraded,omitempty"`
 	// Connections, Controllers and Hosts count those connected now.
 	Connections int `json:"connections"`
 	Controllers int `json:"controllers"`

@@ -292,6 +292,9 @@ func (n *Node) status() any {
 		s.BufferBytesInUse = n.pool.Stats().InUseBytes
 		s.Connections, s.Controllers, s.Hosts = n.service.Counts()
 	}
+	for _, r := range n.tel.Degraded() {
+		s.Degraded = append(s.Degraded, admin.Reason(r))
+	}
 	s.Ready, s.Change = len(s.Reasons) == 0, n.runningChange()
 	return s
 }

@@ -261,6 +261,7 @@ func start(opts Options) (_ *Node, err error) {
 	for range n.drives() {
 		n.hot.now = append(n.hot.now, make(chan struct{}, 1))
 	}
+	n.watchDrives()
 	n.closing(n.closeAreas)
 	if err := n.openAreas(); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"jbofd/internal/config"
 	"jbofd/internal/drive"
@@ -157,6 +158,37 @@ func (n *Node) measure(d *openSSD) {
 		Fallback: func() error { return fallbackReason(d.opened.dev) },
 		Health:   d.health,
 		Stats:    func(s *telemetry.SSDStats) { fill(s, d.drive.Stats()) },
+	})
+}
+
+// lookAtDrivesEvery is how often it is looked whether drives complete anything.
+const lookAtDrivesEvery = time.Second
+
+// watchDrives logs which drives take requests and complete none, until the node closes.
+func (n *Node) watchDrives() {
+	closing, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(lookAtDrivesEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-closing:
+				return
+			case now := <-tick.C:
+				silent, answer := n.tel.LookAtDrives(now)
+				for _, name := range silent {
+					n.log.Error("a drive takes requests and completes none", "ssd", name, "for", telemetry.SilentAfter)
+				}
+				for _, name := range answer {
+					n.log.Info("a drive that had completed nothing for some seconds answers again", "ssd", name)
+				}
+			}
+		}
+	}()
+	n.closing(func() {
+		close(closing)
+		<-done
 	})
 }
 

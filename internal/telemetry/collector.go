@@ -69,6 +69,7 @@ var (
 	ssdCapacity = gauge("jbof_ssd_capacity_bytes", "Capacity of the drive.", "ssd")
 	ssdNow      = gauge("jbof_ssd_io_now", "Requests outstanding at the drive.", "ssd")
 	ssdQueued   = gauge("jbof_ssd_io_queued", "Commands that wait in the pipeline before the drive.", "ssd")
+	ssdSilent   = gauge("jbof_ssd_silent_seconds", "For how long the drive has had requests and completed none.", "ssd")
 	ssdErrors   = counter("jbof_ssd_errors_total", "Requests that the drive failed.", "ssd")
 	ssdNoSpace  = counter("jbof_ssd_no_space_errors_total", "Requests that failed because the file system or thin "+
 		"volume under the drive is full.", "ssd")
@@ -136,7 +137,8 @@ func metrics() []metric {
 	all := []metric{
 		buildInfo, nodeInfo, ready, ioCompleted, ioBytes, ioDuration, ioErrors,
 		connections, established, connectFailed, connRefused, keepAlive, unreported, protocolErrors,
-		ssdInfo, ssdUp, ssdFallback, ssdCapacity, ssdNow, ssdQueued, ssdErrors, ssdNoSpace, ssdBufferWaits, ssdAborted,
+		ssdInfo, ssdUp, ssdFallback, ssdCapacity, ssdNow, ssdQueued, ssdSilent, ssdErrors, ssdNoSpace,
+		ssdBufferWaits, ssdAborted,
 	}
 	for _, d := range deviceMetrics {
 		for _, m := range []*metric{d.completed, d.bytes, d.time} {
@@ -213,8 +215,10 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		errs = append(errs, errorSeries{name, &x.errors})
 	}
 	drives := make([]SSD, 0, len(t.ssds))
-	for _, s := range t.ssds {
+	silent := make(map[string]float64, len(t.ssds))
+	for name, s := range t.ssds {
 		drives = append(drives, s)
+		silent[name] = t.silence[name].lasted().Seconds()
 	}
 	subsystems, buffers, scheduling, rdma, kv, swap := t.subsystems, t.buffers, t.scheduling, t.rdma, t.kv, t.swap
 	cluster := t.cluster
@@ -238,6 +242,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for _, s := range drives {
 		collectSSD(s, put)
+		if s.Stats != nil {
+			put(ssdSilent, silent[s.Info.Name], s.Info.Name)
+		}
 	}
 	if scheduling != nil {
 		collectScheduling(t, scheduling(), put, ch)

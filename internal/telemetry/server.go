@@ -112,7 +112,7 @@ func (t *Telemetry) Handler(withPprof bool) http.Handler {
 		if len(reasons) > 0 {
 			code = http.StatusServiceUnavailable
 		}
-		reply(w, code, map[string]any{"ready": len(reasons) == 0, "reasons": reasons})
+		reply(w, code, map[string]any{"ready": len(reasons) == 0, "reasons": reasons, "degraded": t.Degraded()})
 	})
 	pages := []string{"/metrics", "/healthz", "/readyz"}
 	if withPprof {

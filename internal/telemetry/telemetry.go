@@ -67,6 +67,7 @@ type Telemetry struct {
 	mu         sync.Mutex
 	tenants    map[string]*Tenant
 	ssds       map[string]SSD
+	silence    map[string]silence // by the names of drives
 	subsystems []Subsystem
 	buffers    func() BufferStats
 	scheduling func() []Scheduling
@@ -88,6 +89,7 @@ func New(o Options) *Telemetry {
 		health:   newHealth(),
 		tenants:  map[string]*Tenant{},
 		ssds:     map[string]SSD{},
+		silence:  map[string]silence{},
 	}
 	t.addTenant(OtherTenant).configured = true
 	t.health.Block("daemon", "starting")
@@ -195,6 +197,7 @@ type SSDStats struct {
 func (t *Telemetry) SetSSD(s SSD) {
 	t.mu.Lock()
 	t.ssds[s.Info.Name] = s
+	delete(t.silence, s.Info.Name) // of the drive before
 	t.mu.Unlock()
 	t.health.watch("ssd "+s.Info.Name, s.Healthy)
 }
@@ -203,6 +206,7 @@ func (t *Telemetry) SetSSD(s SSD) {
 func (t *Telemetry) RemoveSSD(name string) {
 	t.mu.Lock()
 	delete(t.ssds, name)
+	delete(t.silence, name)
 	t.mu.Unlock()
 	t.health.watch("ssd "+name, nil)
 }

@@ -93,6 +93,15 @@ func testStopOfHanging(t *testing.T, block bool) {
 			t.Fatal(err)
 		}
 	}
+	if !block { // so it does not take twice as long
+		eventually(t, "the daemon says that the drive hangs, and is ready", func() bool {
+			code, body := d.get("/readyz")
+			return code == 200 && strings.Contains(body, `"degraded":[{"component":"ssd ssd0","reason":"it takes `) &&
+				d.metric("jbof_ssd_silent_seconds", "ssd", "ssd0") >= 7 &&
+				d.metric("jbof_ssd_silent_seconds", "ssd", "ssd1") == 0 &&
+				len(d.log.find("a drive takes requests and completes none", "ssd=ssd0")) == 1
+		})
+	}
 
 	d.signal(syscall.SIGTERM)
 	began := time.Now()
