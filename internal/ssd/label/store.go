@@ -33,6 +33,8 @@ type Store struct {
 
 	mu    sync.Mutex
 	queue ssd.Queue
+	// tag is that of the latest request, from 1 on: the queue may still have one that was given up.
+	tag uint64
 	// sound[i] is whether copy i (A, B) on the drive is a whole label.
 	// Invariant: at least one is.
 	sound [2]bool
@@ -411,20 +413,43 @@ func (s *Store) adopt(f found) error {
 	return nil
 }
 
+// ErrUnanswered is wrapped by the error of a request that the device has not answered in time. What was asked for may
+// take effect later, but before anything that is asked for afterwards.
+var ErrUnanswered = errors.New("the device has not answered")
+
+// patience is how long the device may take for a request. It is longer than one takes that works, retries included.
+var patience = time.Minute
+
 // do carries out one request and waits for it.
+//
+// Errors: ErrUnanswered; the device's.
 func (s *Store) do(r ssd.Request) error {
-	name := s.dev.Info().Name
-	r.Tag = 1
-	for s.queue.Submit([]ssd.Request{r}) == 0 {
+	name, late := s.dev.Info().Name, time.Now().Add(patience)
+	s.tag++
+	r.Tag = s.tag
+	unanswered := func() error {
 		if err := s.dev.Healthy(); err != nil {
 			return fmt.Errorf("label of %q: %w", name, err)
 		}
-		s.queue.Poll(nil)
+		if !time.Now().Before(late) {
+			return fmt.Errorf("label of %q: %v of %d bytes at %d: %w for %v", name, r.Op, r.Len, r.Offset,
+				ErrUnanswered, patience)
+		}
+		return nil
 	}
 	var c [1]ssd.Completion
-	for ssd.Await(s.queue, c[:], -1) == 0 {
-		if err := s.dev.Healthy(); err != nil {
-			return fmt.Errorf("label of %q: %w", name, err)
+	for s.queue.Submit([]ssd.Request{r}) == 0 { // it has one that was given up
+		if ssd.Await(s.queue, c[:], max(time.Until(late), 0)) == 0 {
+			if err := unanswered(); err != nil {
+				return err
+			}
+		}
+	}
+	for c[0] = (ssd.Completion{}); c[0].Tag != s.tag; {
+		if ssd.Await(s.queue, c[:], max(time.Until(late), 0)) == 0 {
+			if err := unanswered(); err != nil {
+				return err
+			}
 		}
 	}
 	if c[0].Err != nil {
