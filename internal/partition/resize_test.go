@@ -102,7 +102,15 @@ func TestAResizeOfADriveThatDoesNotAnswerEnds(t *testing.T) {
 					}
 					return c.held
 				}
-				began := sim.Now()
+				began, busy := sim.Now(), &simHost{}
+				for i := 1; i < 10; i++ { // what the drive gets meanwhile is no answer
+					sim.After(int64(i)*8*second, func() {
+						var b Batch
+						b.Add(&Request{Op: kvstore.Put, KeyLen: 16, Key: [16]byte{byte(i)}, Value: make([]byte, 100),
+							Sink: busy, Tenant: 1})
+						p.Submit(&b)
+					})
+				}
 				err := p.Resize(ResizeOptions{PartitionBytes: to, ExtentBytes: large, Stop: stop})
 				took := time.Duration(sim.Now() - began)
 				t.Logf("%d writes in %v: %v", writes, took, err)
