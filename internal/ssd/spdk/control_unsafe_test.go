@@ -30,6 +30,7 @@ const (
 	refuse
 	atomics
 	entries
+	noQueue
 )
 
 // Those that the stand-in counts in.

@@ -27,6 +27,8 @@ const (
 	maxTries = 4
 	// retryDelay is how long a command that has ended with a status that allows a retry waits before it is sent again.
 	retryDelay = 100 * time.Millisecond
+	// openTries and openDelay are how often a queue pair over a fabric is made, and the time between.
+	openTries, openDelay = 10, 50 * time.Millisecond
 	// maxDepth bounds the depth of a queue.
 	maxDepth = 4096
 	// zeroesBytes is the length of Device.zeroes, bounceBytes that of a buffer for a copy.
@@ -329,7 +331,14 @@ func (d *Device) openQueue(depth int) (*queue, error) {
 		return nil, err
 	}
 	// Twice as many places as requests, because a request may need several commands.
-	h, places, fd, err := queueOpen(d.ctrl, min(max(2*depth, 16), maxDepth))
+	most := min(max(2*depth, 16), maxDepth)
+	h, places, fd, err := queueOpen(d.ctrl, most)
+	// SPDK closes the connection of a queue pair and does not wait for the target, which refuses another one of the
+	// same QID until it has noticed.
+	for tries := 1; err != nil && d.cfg.Transport != "pcie" && tries < openTries; tries++ {
+		time.Sleep(openDelay)
+		h, places, fd, err = queueOpen(d.ctrl, most)
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("no more queue pairs: %w", err), event.Close())
 	}

@@ -383,6 +383,19 @@ func TestMemoryThatTheDeviceDoesNotReach(t *testing.T) {
 	}
 }
 
+// A target refuses a queue pair while it has not noticed that the one before is closed.
+func TestQueuePairsThatATargetRefuses(t *testing.T) {
+	r := newRig(t, standin{}, tcp())
+	r.set(noQueue, 3)
+	if err := read(r, r.queue(1)); err != nil {
+		t.Error(err)
+	}
+	r.set(noQueue, 1000)
+	if _, err := r.dev.OpenQueue(1); err == nil {
+		t.Error("a queue was opened that the target refuses")
+	}
+}
+
 // A target that is started again is connected to again, and what was under way is done.
 func TestATargetThatIsStartedAgain(t *testing.T) {
 	r := newRig(t, standin{}, tcp())

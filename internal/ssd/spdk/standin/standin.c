@@ -237,7 +237,8 @@ struct spdk_nvme_qpair *spdk_nvme_ctrlr_alloc_io_qpair(struct spdk_nvme_ctrlr *c
 	const struct spdk_nvme_io_qpair_opts *opts, size_t opts_size)
 {
 	if (opts_size != sizeof *opts || (opts->delay_cmd_submit && c->opts.enable_interrupts) || flag(c, REMOVED | CUT) ||
-		opts->io_queue_size > get(c->words, ENTRIES) || opts->io_queue_size < 2)
+		opts->io_queue_size > get(c->words, ENTRIES) || opts->io_queue_size < 2 ||
+		take(c->words, NO_QUEUE))
 		return NULL;
 	struct spdk_nvme_qpair *q = calloc(1, sizeof *q);
 	q->ctrlr = c;
