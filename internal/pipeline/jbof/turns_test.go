@@ -60,6 +60,69 @@ func TestReadsThatMayCatchUpDoNotWaitForWritesAtTheDrive(t *testing.T) {
 	}
 }
 
+// TestReadsCatchUpAsFarAsWritesMayBeAhead counts the reads that go to a drive full of writes: those that begin before
+// their tenant is no more behind the writer than the window, or the most expensive I/O, costs. It does not matter
+// whether writes are queued, nor whether virtual times were reset meanwhile.
+func TestReadsCatchUpAsFarAsWritesMayBeAhead(t *testing.T) {
+	const behind, reads, firstRead = 10, 32, 100
+	for _, c := range []struct {
+		name     string
+		lenBytes int64
+		// units is the cost of 4 KiB written, in 4 KiB reads. n writes fill the window.
+		units float64
+		n     int
+		// queued are writes beyond that. reset lets the virtual times reach their limit.
+		queued int
+		reset  bool
+	}{
+		{name: "cheap writes, none queued", lenBytes: 64 << 10, units: 1, n: 7},
+		{name: "cheap writes, some queued", lenBytes: 64 << 10, units: 1, n: 7, queued: 3},
+		{name: "dear writes, none queued", lenBytes: 128 << 10, units: 20, n: minInflight},
+		{name: "dear writes, some queued", lenBytes: 128 << 10, units: 20, n: minInflight, queued: 3},
+		{name: "none queued, virtual times reset", lenBytes: 64 << 10, units: 1, n: 7, reset: true},
+		{name: "some queued, virtual times reset", lenBytes: 64 << 10, units: 1, n: 7, queued: 3, reset: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := New(Config{})
+			p.costs.writeByteNS, p.costs.storm = c.units*p.costs.UnitNS()/unit, 1
+			p.SetTenant(0, 0, 1)
+			p.SetTenant(0, 1, 1)
+			now := int64(0)
+			if c.reset {
+				p.virtual = rebase + 12345
+				p.tenants[0].virtual, p.tenants[1].virtual = p.virtual, p.virtual
+			}
+			cost, _ := p.costs.Of(pipeline.Write, c.lenBytes)
+			enqueue(p, now, 0, c.n+c.queued, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: c.lenBytes})
+			p.tenants[1].creditUnits = maxCredit
+			if got := len(p.Dispatch(now, nil)); got != c.n {
+				t.Fatalf("%d writes go to the drive, want %d", got, c.n)
+			}
+			if c.reset {
+				now = tickNS
+				if p.Dispatch(now, nil); p.virtual != 0 {
+					t.Fatal("the virtual times were not reset")
+				}
+				p.windows[writeLane].movedNS = now // the writes do not stall
+			}
+			read, _ := p.costs.Of(pipeline.Read, unit)
+			ahead := max(p.costs.WindowNS(), cost) * weightOne
+			p.tenants[0].virtual = p.tenants[1].virtual - ahead - behind*read*weightOne
+			enqueue(p, now, firstRead, reads, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: unit})
+			p.tenants[0].creditUnits = maxCredit
+			got := 0
+			for _, tag := range p.Dispatch(now, nil) {
+				if tag >= firstRead {
+					got++
+				}
+			}
+			if got != behind {
+				t.Errorf("%d reads go to the drive, want %d", got, behind)
+			}
+		})
+	}
+}
+
 // TestWritesThatWaitForCreditShowThatTheDriveIsBusy: the writes of a host that knows no credits wait here beyond its
 // credit, not for the window. What they cost is learned all the same, but not what reads cost: those may be for one
 // die.
