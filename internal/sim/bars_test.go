@@ -300,6 +300,30 @@ func TestBars(t *testing.T) {
 		})
 	})
 
+	t.Run("two seconds after a drive changes its speed, f-Util is 0.9 of what it has then", func(t *testing.T) {
+		n := 0
+		for _, s := range Matrix() {
+			if len(s.Pace) > 2 || !strings.HasPrefix(s.Name, "slows-by-2") && !strings.HasPrefix(s.Name, "doubles") {
+				continue
+			}
+			for _, p := range runs[cell{s.String(), "jbof"}].Phases {
+				slower := 1.0
+				for _, c := range s.Pace {
+					if c.FromNS <= p.FromNS {
+						slower = c.Slower
+					}
+				}
+				n++
+				if f := p.FUtilMin * slower; f < 0.9 {
+					t.Errorf("%s: %s: %.2f", s.Name, p.Name, f)
+				}
+			}
+		}
+		if n != 10 {
+			t.Errorf("%d phases", n)
+		}
+	})
+
 	t.Run("p99 of a burst after 10 s is at most twice the steady one", func(t *testing.T) {
 		r := runs[cell{"burst/after-10s-idle-fragmented", "jbof"}]
 		if steady, burst := r.Phase(steady).Latency.P99NS, r.Phase("burst").Latency.P99NS; burst > 2*steady {

@@ -89,12 +89,16 @@ func changingDrives() []Scenario {
 		s.Pace = pace
 		return s
 	}
-	slows := mix("slows-by-2", Pace{1500 * Millisecond, 2})
-	slows.Phases = []Phase{{"before", Second, 1500 * Millisecond}, {"slow", 3500 * Millisecond, 4500 * Millisecond}}
+	// Two seconds after a change, the drive must be known again.
+	slows := mix("slows-by-2", Pace{1500 * Millisecond, 2}, Pace{4500 * Millisecond, 1})
+	slows.Phases = []Phase{{"before", Second, 1500 * Millisecond}, {"slow", 3500 * Millisecond, 4500 * Millisecond},
+		{"recovered", 6500 * Millisecond, 7500 * Millisecond}}
 	again := mix("slows-and-recovers", Pace{Second, 3}, Pace{2 * Second, 1})
 	again.Phases = []Phase{{"slow", 1500 * Millisecond, 2 * Second},
 		{"recovered", 2500 * Millisecond, 3500 * Millisecond}}
-	return []Scenario{slows, again, mix("stalls", stalls(100*Millisecond, 10*Millisecond, 2*Second)...)}
+	faster := mix("doubles-its-speed", Pace{1500 * Millisecond, 0.5})
+	faster.Phases = []Phase{slows.Phases[0], {"fast", 3500 * Millisecond, 4500 * Millisecond}}
+	return []Scenario{slows, again, faster, mix("stalls", stalls(100*Millisecond, 10*Millisecond, 2*Second)...)}
 }
 
 // rangeCommands transfer no data, and take the longer the longer their range is.

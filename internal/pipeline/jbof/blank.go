@@ -1,7 +1,8 @@
 package jbof
 
 // blank learns what reads cost on a drive that was not calibrated, while it serves. Each cost is learned once, when the
-// load shows it; from then on the drive is treated as one that was calibrated.
+// load shows it; from then on the drive is treated as one that was calibrated. The cost of reads is learned again if
+// the drive changes its speed.
 //
 // A probe makes I/Os of one kind dearer for some intervals, so that the others get more of the drive. What that kind
 // does less and the others do more costs the same.
@@ -16,6 +17,8 @@ type blank struct {
 	// probe brought. wait is the number of intervals until the next probe, waits what it is after a probe without a
 	// result.
 	settling, wait, waits int
+	// again is set if the cost of reads was known before the drive changed, see findPace.
+	again bool
 	// rounds counts the probes by kind.
 	rounds [probes]int
 	// tilt multiplies the cost of the dearer kind during a probe.
@@ -195,7 +198,10 @@ func (c *Costs) probing(now *rates) {
 	factor := 0.0
 	if b.kind == probeReads {
 		// What reads would seem to take of the time if writes did nothing.
-		factor = 1 / (more + max(more-others, 0)/less*(dearer-less))
+		alone := more + max(more-others, 0)/less*(dearer-less)
+		if factor = 1 / alone; b.again {
+			factor = paceFactor(more, alone)
+		}
 		factor = min(max(factor, 1.0/readsMost), readsMost)
 		c.readNS *= factor
 		c.readByteNS *= factor
@@ -211,7 +217,7 @@ func (c *Costs) probing(now *rates) {
 	case b.usual[writes].bytes > 0 && factor > 1.0/blankFar && factor < blankFar:
 		b.wait = blankRetry // the next one is not urgent
 	}
-	if b.kind == probeReads && b.rounds[b.kind] > 1 && !near { // the drive has changed, which may affect writes
+	if b.kind == probeReads && (b.again || b.rounds[b.kind] > 1) && !near { // the drive has changed, which may affect writes
 		c.probe.known = false
 		c.probe.soon()
 	}

@@ -392,6 +392,9 @@ func (c *Costs) Learn(weights [lanes]int64, ns int64) {
 	case saturated && c.writeOnly >= writeOnlyIntervals:
 		c.average(&c.writeByteNS, c.bound((dt-readsNS-c.othersNS)/c.writeBytes), mixGain)
 		c.probe.known, c.probe.left = true, 0
+		if c.probe.measured > 0 {
+			c.probe.measured = c.writeByteNS
+		}
 	case saturated && (c.probe.left > 0 || writesNS >= minWrites*dt && readsNS >= minWrites*dt):
 		c.learnMix(readsNS/dt, c.writeBytes/dt, readWeight)
 	default:
@@ -422,6 +425,7 @@ func (c *Costs) refuteWriteCost(dt float64) {
 		return
 	}
 	c.writeByteNS = lower
+	c.probe.changed(true)
 	c.probe.known, c.probe.average = false, 0
 	c.probe.soon()
 }

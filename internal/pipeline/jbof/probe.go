@@ -20,6 +20,10 @@ type probe struct {
 	// counts consecutive intervals that deviate.
 	average   float64
 	deviating int
+	// measured is the cost of a written byte, in ns, that was measured last, 0 before the first probe. change is 1 if
+	// the drive did more since then than this cost allows, or than it usually did, and -1 if it did less.
+	measured float64
+	change   int
 }
 
 const (
@@ -73,6 +77,7 @@ func (c *Costs) learnMix(read, written, readWeight float64) {
 	c.average(&p.written, written, mixGain)
 	c.average(&p.average, sum, mixGain/8)
 	if p.deviating >= deviatesHigh {
+		p.changed(sum > p.average)
 		p.average, p.deviating, p.known = 0, 0, false
 		p.soon()
 	}
@@ -103,9 +108,9 @@ func (c *Costs) probed(read, written float64) {
 		ns = 1 / (written + slope*read)
 	}
 	ns = c.bound(ns)
-	if p.known {
+	if !c.findPace(read, written, ns) && p.known {
 		ns = (ns + c.writeByteNS) / 2
 	}
-	c.writeByteNS, p.known = ns, true
+	c.writeByteNS, p.measured, p.known = ns, ns, true
 	p.average, p.deviating = 0, 0
 }
