@@ -217,7 +217,8 @@ func (c *Costs) probing(now *rates) {
 	case b.usual[writes].bytes > 0 && factor > 1.0/blankFar && factor < blankFar:
 		b.wait = blankRetry // the next one is not urgent
 	}
-	if b.kind == probeReads && (b.again || b.rounds[b.kind] > 1) && !near { // the drive has changed, which may affect writes
+	if b.kind == probeReads && (b.again || b.rounds[b.kind] > 1) && !near {
+		// The drive has changed, which may affect writes.
 		c.probe.known = false
 		c.probe.soon()
 	}
