@@ -323,3 +323,29 @@ func TestAStopLeavesADriveThatIsBeingOpened(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestAStopWaitsForAChangeThatErases: it uses a drive, which must not be closed meanwhile.
+func TestAStopWaitsForAChangeThatErases(t *testing.T) {
+	r := newHotRig(t, false)
+	held, end := make(chan struct{}), make(chan struct{})
+	if err := r.raw.beginChange("a long change"); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer r.raw.endChange()
+		_ = r.raw.meanwhile(r.raw.drives()[1], func() error {
+			close(held)
+			<-end
+			return nil
+		})
+	}()
+	<-held
+	changed := r.raw.awaitChange()
+	if within(50*time.Millisecond, changed) {
+		t.Error("the change has not ended")
+	}
+	close(end)
+	if !within(30*time.Second, changed) {
+		t.Error("the change has ended")
+	}
+}
