@@ -9,6 +9,7 @@ import (
 	"jbofd/client"
 	store "jbofd/client/cluster"
 	"jbofd/internal/admin"
+	"jbofd/internal/nvme"
 	"jbofd/internal/nvmeof/rdma/memverbs"
 	"jbofd/internal/testutil/etcdproc"
 	"jbofd/internal/testutil/loopback"
@@ -90,8 +91,8 @@ func longestValues(t *testing.T, etcd *etcdproc.Server, network *memverbs.Networ
 		t.Fatal(err)
 	}
 	longest := s.MaxValue()
-	if longest < 1<<20-512 || longest >= 1<<20 {
-		t.Errorf("values of %d bytes", longest)
+	if want := 1<<20 - nvme.KVEntryOverhead; longest != want {
+		t.Errorf("values of %d bytes, want %d: one is copied in a message of 1 MiB", longest, want)
 	}
 	const values = 6
 	value := func(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, longest-i%3) }
