@@ -30,10 +30,10 @@ type engine struct {
 	all, free []*request
 	kept      int
 	closed    bool
-	// paused wait for the time of their next try, or for earlier writes of their keys (request.held); due is of
+	// paused wait for the time of their next try, or for earlier writes of their keys (request.held); woken is of
 	// wakeHeld. hedges are reads that may ask a second member, in order of time.
-	paused, due []*request
-	hedges      []hedgeTime
+	paused, woken []*request
+	hedges        []hedgeTime
 	// timer calls tick at timerAt; 0: it is not set.
 	timer   *time.Timer
 	timerAt time.Duration
@@ -264,23 +264,24 @@ func (e *engine) wakeLocked() {
 	}
 }
 
-// wakeHeld lets writes go on that wait for the end of earlier ones of their keys.
+// wakeHeld lets all writes try again that wait for earlier ones of their keys, because a late write has ended. Those
+// that still must wait pause again.
 func (e *engine) wakeHeld(now time.Duration) { // hot: 0 allocs
 	keep := e.paused[:0]
 	for _, r := range e.paused {
 		if r.held {
-			e.due = append(e.due, r)
+			e.woken = append(e.woken, r)
 		} else {
 			keep = append(keep, r)
 		}
 	}
 	clear(e.paused[len(keep):])
 	e.paused = keep
-	for i, r := range e.due {
+	for i, r := range e.woken {
 		r.next(now)
-		e.due[i] = nil
+		e.woken[i] = nil
 	}
-	e.due = e.due[:0]
+	e.woken = e.woken[:0]
 }
 
 // moved lets requests look at a new map: commands at a member that does not serve their range by it are cancelled.

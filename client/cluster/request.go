@@ -300,7 +300,7 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 			return
 		}
 	}
-	if r.write() && r.first == 0 && !r.begins(now) {
+	if r.write() && r.first == 0 && !r.takeNumber(now) {
 		e.flow.Ended(int64(now), &at.flow, 0)
 		return
 	}
@@ -332,13 +332,14 @@ func (at *attempt) send(now time.Duration) { // hot: 0 allocs
 	}
 }
 
-// begins numbers a write that is about to be sent first. If it must wait for an earlier one of its key, it pauses until
-// that has ended, and begins returns false.
-func (r *request) begins(now time.Duration) bool { // hot: 0 allocs
+// takeNumber gives a write its number before it is sent first. It returns false if the write must wait for an earlier
+// one of its key. Then it pauses until a late write of the Store ends or a new map comes, and tries again; check ends
+// it at its deadline.
+func (r *request) takeNumber(now time.Duration) bool { // hot: 0 allocs
 	n := &r.e.numbers
 	if n.MustWait(r.position) {
 		r.phase, r.held, r.due = paused, true, r.deadline
-		r.tries--
+		r.tries-- // waiting is no try
 		r.e.paused = append(r.e.paused, r)
 		return false
 	}

@@ -91,12 +91,13 @@ func (n *Node) isStopping() bool {
 	}
 }
 
-// meanwhile does what may take long on a drive that serves, without n.reload, which the caller holds before and after.
-// Drives may be withdrawn and taken into service meanwhile, but no other one takes the place of this one before it
-// returns. What the caller knew of other drives may not be so any more.
+// withoutReload runs f, which may take long on a drive, with n.reload released. The caller holds n.changes and
+// n.reload, and has both again when it returns. Meanwhile drives may be withdrawn and taken into service. If this one
+// is, f goes on until it ends by itself, and no other drive takes its place before that. Look again at what was known
+// of other drives.
 //
-// Errors: those of f; the drive's, if it has been withdrawn.
-func (n *Node) meanwhile(d *openSSD, f func() error) error {
+// Errors: those of f; ssd.ErrGone if the drive was withdrawn.
+func (n *Node) withoutReload(d *openSSD, f func() error) error {
 	n.working = d.drive
 	n.reload.Unlock()
 	err := f()

@@ -290,7 +290,7 @@ func (n *Node) swappedKeys() (keys int64) {
 func (n *Node) erase(d *openSSD, e label.Extent) error {
 	length := units.Bytes(e.LengthBytes)
 	n.erasing(0, length)
-	err := n.meanwhile(d, func() error {
+	err := n.withoutReload(d, func() error {
 		return n.publisher.Erase(d.drive, e.StartBytes, length, func(done units.Bytes) { n.erasing(done, length) },
 			n.stopping)
 	})

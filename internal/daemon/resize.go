@@ -159,7 +159,7 @@ func (n *Node) resizeOne(r *kvResize) error {
 		}
 	}
 	if r.store.SizeBytes() != r.bytes() {
-		err := n.meanwhile(r.ssd, func() error {
+		err := n.withoutReload(r.ssd, func() error {
 			return r.store.Resize(partition.ResizeOptions{PartitionBytes: r.bytes(), ExtentBytes: within,
 				Progress: n.resizing(log), Stop: n.stopping})
 		})

@@ -267,7 +267,7 @@ func (a *Area) Forget(source uuid.UUID) {
 // attach connects a partition to the area. If the partition was open before and was closed with keys here, its records
 // are looked for in the log. It must not be called during a turn.
 //
-// Errors: swap.ErrAttached, it is open, or some of its writes have not ended; those of swap.Again.Read.
+// Errors: swap.ErrAttached, it is open, or some of its writes have not ended; those of swap.Search.Read.
 func (a *Area) attach(l *swapper, source uuid.UUID) (swap.AreaRef, error) {
 	if err := a.again(source); err != nil {
 		return swap.AreaRef{}, fmt.Errorf("%s: %w", swap.Name(a.machine.UUID()), err)
@@ -299,10 +299,10 @@ func (a *Area) again(source uuid.UUID) error {
 		return nil // Attach says if that is wrong
 	}
 	env := a.driver.Env()
-	var r *swap.Again
+	var r *swap.Search
 	for late := env.Now() + int64(againPatience); r == nil; {
 		a.driver.Lock()
-		r = a.machine.Again(source)
+		r = a.machine.Search(source)
 		a.driver.Unlock()
 		if r == nil && (env.Now() > late || env.Wait(a.stopped, lookEvery)) {
 			return fmt.Errorf("%w, and the area has not written all that it had from it", swap.ErrAttached)

@@ -14,9 +14,12 @@ import (
 // become of those before and after it: records need a checksum. A volatile Area loses everything with the power and
 // with each reset of its drive.
 //
-// One goroutine at a time calls Read, Write and Flush. They block while the drive is reset. Any may call the others.
+// Read, Write and Flush are for one goroutine at a time, and block while the drive is reset. Any goroutine may call
+// Info and Healthy.
 //
 // Cost: 0 allocs, unless there is an error. Read costs a round trip to the device for each word, Flush one or two.
+//
+// Source: NVMe 2.0, Persistent Memory Region and Controller Memory Buffer.
 type Area interface {
 	// Info describes the area.
 	Info() AreaInfo
@@ -28,10 +31,10 @@ type Area interface {
 	Read(p []byte, offset int64) error
 	// Write stores p at offset. p may be used again at once.
 	//
-	// Errors: ErrRange, ErrGone, ErrMedia, ErrReadOnly. Not all of them are known before the next Flush.
+	// Errors: ErrRange, ErrGone, ErrMedia, ErrReadOnly. Some of these are reported by the next Flush only.
 	Write(p []byte, offset int64) error
-	// Flush makes durable what was written before. After an error, what was written since the last Flush without one
-	// may be durable or not; the error is not repeated if the area works all the same.
+	// Flush makes durable what was written before. After an error, each write since the last Flush that succeeded may
+	// be durable or not. The error is reported once, so write these records again before the next Flush.
 	//
 	// Errors: ErrGone, ErrMedia, ErrReadOnly.
 	Flush() error
@@ -47,7 +50,7 @@ var ErrReadOnly = errors.New("read only")
 type AreaInfo struct {
 	// Kind is the NVMe name in lower case: "pmr" or "cmb".
 	Kind string
-	// SizeBytes is a multiple of AreaWord; 0 if the drive says what cannot be.
+	// SizeBytes is a multiple of AreaWord; 0 if the drive reports an impossible size.
 	SizeBytes int64
 	// Persistent: it keeps what was flushed without power.
 	Persistent bool

@@ -2,13 +2,14 @@ package ssd
 
 import "time"
 
-// Waker is what the Wait of a Queue blocks on if its completions arrive in this process. It is for implementations.
+// Waker is what the Wait of a Queue blocks on if goroutines of this process complete the requests. It is for
+// implementations.
 type Waker struct{ c chan struct{} }
 
 // NewWaker returns a Waker that nobody has notified.
 func NewWaker() Waker { return Waker{make(chan struct{}, 1)} }
 
-// Notify ends the blocking of the Wait that is under way, or that of the next one. Any goroutine may call it.
+// Notify makes the Wait that is under way, or the next one, call ready again. Any goroutine may call it.
 //
 // hot: 0 allocs
 func (w Waker) Notify() {
@@ -18,8 +19,9 @@ func (w Waker) Notify() {
 	}
 }
 
-// Wait implements Queue.Wait: it calls ready until that returns true or limit is over, after each Notify, and returns
-// what it has returned last. block: Wait blocks if it returns false. What makes ready return true comes before Notify.
+// Wait implements Queue.Wait. It calls ready at once, after each Notify, and when limit is over, until ready returns
+// true, and returns its last result. block tells ready that Wait blocks next if it returns false. Change what ready
+// reads before you call Notify. One goroutine at a time.
 //
 // hot: 0 allocs, unless there is a limit
 func (w Waker) Wait(limit time.Duration, ready func(block bool) bool) bool {

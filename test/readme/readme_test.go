@@ -158,7 +158,7 @@ func TestTheCommandsOfREADMEDoWhatItSays(t *testing.T) {
 func clusterOnOneMachine(t *testing.T, dir string) {
 	script := block(t, "docs/cluster.md", "### On one machine")
 	// What the next user tries: a partition as if it were a namespace, and the first daemon once more.
-	const kill = "kill -9 %2"
+	const kill = "kill -9 ${pid[2]}"
 	before, after, ok := strings.Cut(script, kill)
 	if !ok {
 		t.Fatalf("docs/cluster.md does not say %s", kill)

@@ -9,14 +9,16 @@ import (
 const (
 	// numberLists is how many lists Numbers has.
 	numberLists = 256
-	// maxAhead is by how many writes one may be overtaken, before further ones of its key wait for it. Targets keep 64
-	// identities of a key.
+	// maxAhead is by how many writes of its list a write may be overtaken before further writes of its key wait for it.
+	// All keys of the list count, so that no key must be searched for. Targets keep 64 identities of a key: that of the
+	// write, those of the others, and that of one more that has begun.
 	maxAhead = 62
 )
 
 // Numbers gives the writes of a client their sequence numbers, and knows for each key from which one on writes are
-// outstanding (Args.Answered). A write that is stuck holds back that of its own key only, so that targets can forget
-// the identities of all others. It is guarded by a mutex of its owner.
+// outstanding (Args.Answered). A write that is stuck holds back Answered of its own key only, unless writes of several
+// keys of a list end without an answer, so that targets can forget the identities of all others. It is guarded by a
+// mutex of its owner.
 type Numbers struct {
 	last  uint64
 	lists [numberLists]numberList
@@ -28,11 +30,11 @@ type numberList struct {
 	// begun counts its writes. late is how many of the outstanding ones are late.
 	begun uint64
 	late  int
-	// held, until a time, is the lowest number of a write that has ended without an answer; heldHash is that of its
-	// key. heldAll: there are such writes of several keys, so that it counts for all keys.
-	held, heldHash uint64
-	heldAll        bool
-	until          time.Duration
+	// unanswered, until a time, is the lowest number of a write that has ended without an answer; unansweredHash is
+	// that of its key. allKeys: there are such writes of several keys, so that it counts for all keys.
+	unanswered, unansweredHash uint64
+	allKeys                    bool
+	until                      time.Duration
 }
 
 // Number is the number of a write, while it is outstanding. The zero Number is that of none.
@@ -44,8 +46,9 @@ type Number struct {
 	late       bool
 }
 
-// Begin numbers a write of a key, of which hash is any hash: writes of one key have the same. It returns the sequence
-// number of its first command, and that below which all writes of the key are answered. The Number is that of no write.
+// Begin gives a write its sequence numbers, SeqPerOp of them, and returns the first. answered is the lowest number of
+// the key that may still be sent again, the new one included. hash identifies the key; different keys may share one. n
+// must be zero. It is kept until End, and must neither move nor be used again before that.
 //
 // Cost: 0 allocs.
 func (s *Numbers) Begin(n *Number, hash uint64, now time.Duration) (seq, answered uint64) { // hot: 0 allocs
@@ -65,8 +68,8 @@ func (s *Numbers) Begin(n *Number, hash uint64, now time.Duration) (seq, answere
 		o = o.next
 	}
 	answered = o.seq
-	if l.held != 0 && now < l.until && (l.heldAll || l.heldHash == hash) {
-		answered = min(answered, l.held)
+	if l.unanswered != 0 && now < l.until && (l.allKeys || l.unansweredHash == hash) {
+		answered = min(answered, l.unanswered)
 	}
 	return n.seq, answered
 }
@@ -80,8 +83,8 @@ func (s *Numbers) Late(n *Number) {
 	}
 }
 
-// MustWait reports whether a write of a key must not begin before an earlier one has ended, which is late, or becomes
-// late now because it was overtaken too often.
+// MustWait reports whether the next write of a key must wait, because an earlier one is late. It first makes late what
+// maxAhead writes have overtaken. Ask again when End has returned true.
 //
 // Cost: 0 allocs.
 func (s *Numbers) MustWait(hash uint64) bool { // hot: 0 allocs
@@ -103,9 +106,9 @@ func (s *Numbers) MustWait(hash uint64) bool { // hot: 0 allocs
 	return false
 }
 
-// End tells that a write is not outstanding any more, and reports whether it was late. If it has ended without an
-// answer, a copy of it may still be on its way: targets must remember it until then. A Number that is that of no write
-// is left as it is.
+// End tells that a write is not outstanding any more. If answered is false, a copy of it may still be on its way:
+// Answered of the key stays at or below its number until the time until. If End returns true the write was late, and
+// those that wait (MustWait) may try again. A Number that is that of no write is left as it is.
 //
 // Cost: 0 allocs.
 func (s *Numbers) End(n *Number, answered bool, now, until time.Duration) (late bool) { // hot: 0 allocs
@@ -127,10 +130,10 @@ func (s *Numbers) End(n *Number, answered bool, now, until time.Duration) (late 
 		n.next.prev = n.prev
 	}
 	if !answered {
-		if l.held == 0 || now >= l.until {
-			l.held, l.heldHash, l.heldAll = n.seq, n.hash, false
+		if l.unanswered == 0 || now >= l.until {
+			l.unanswered, l.unansweredHash, l.allKeys = n.seq, n.hash, false
 		}
-		l.held, l.heldAll = min(l.held, n.seq), l.heldAll || l.heldHash != n.hash
+		l.unanswered, l.allKeys = min(l.unanswered, n.seq), l.allKeys || l.unansweredHash != n.hash
 		l.until = max(l.until, until)
 	}
 	*n = Number{}

@@ -62,19 +62,20 @@ func (id *Identity) ByVersion(o *Identity) int {
 	return cmp.Or(cmp.Compare(id.Version, o.Version), cmp.Compare(id.Client, o.Client), cmp.Compare(id.Seq, o.Seq))
 }
 
-// answered reports whether an identity is one of a client with a lower Seq than answered.
-func (id *Identity) answered(client, answered uint64) bool {
+// answeredBefore reports whether an identity is one of a client with a lower Seq than answered.
+func (id *Identity) answeredBefore(client, answered uint64) bool {
 	return id.Client == client && id.Seq < answered
 }
 
-// DropAnswered removes from the identities of a key those of a client with a lower Seq than answered, as AddIdentity
-// does. Evicted says that others of the key were evicted.
+// DropAnswered removes from the identities of a key those of a client with a lower Seq than answered. The oldest one
+// stays if evicted: its KeepUntil says until when identities are known to be missing (see AddIdentity). ids is changed
+// in place.
 //
 // hot: 0 allocs
 func DropAnswered(ids []Identity, client, answered uint64, evicted bool) []Identity {
 	n := 0
 	for i := range ids {
-		if o := &ids[i]; !o.answered(client, answered) || i == 0 && evicted {
+		if o := &ids[i]; !o.answeredBefore(client, answered) || i == 0 && evicted {
 			ids[n] = *o
 			n++
 		}
@@ -82,9 +83,11 @@ func DropAnswered(ids []Identity, client, answered uint64, evicted bool) []Ident
 	return ids[:n]
 }
 
-// MergeIdentities adds an identity to those of a key, which are in the order of their versions. If there are more than
-// MaxIdentities then, the oldest one is evicted as by AddIdentity. Evicted says, before and after, that some were: the
-// oldest one is kept until the end of those.
+// MergeIdentities adds an identity to those of a key, which are in the order of their versions. If the same request is
+// there already, the higher version and the later KeepUntil stay. If there are more than MaxIdentities then, the oldest
+// is evicted, which may be the new one. evicted says that identities of the key were evicted; ids is not empty then. It
+// is true as long as the oldest identity is kept, so that one gets the latest KeepUntil of all that were evicted. ids
+// is changed in place, and needs a capacity of MaxIdentities+1.
 //
 // hot: 0 allocs
 func MergeIdentities(ids []Identity, id Identity, evicted bool) ([]Identity, bool) {

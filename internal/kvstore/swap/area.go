@@ -144,7 +144,7 @@ type sourceState struct {
 	// released: no record before this place counts. last is the place of the newest record, 0 if there is none.
 	released, last format.LogOffset
 	attached       bool
-	// records are those that the opening has found, until the source attaches.
+	// records are those that an opening or a Search has found, until the source attaches.
 	records map[recordKey]FoundRecord
 }
 
@@ -172,8 +172,8 @@ type Attachment struct {
 	Tail format.LogOffset
 }
 
-// Attach connects a source with the area. A source that has records here can attach again only after the area was
-// opened again, because only the opening finds them.
+// Attach connects a source with the area. A source that has records here can attach again only after they were found:
+// by an opening of the area, or by Search and Adopt.
 //
 // Errors: ErrAttached.
 func (a *Area) Attach(source uuid.UUID) (Attachment, error) {

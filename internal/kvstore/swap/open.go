@@ -40,7 +40,8 @@ var (
 	ErrConfig = errors.New("swap: invalid configuration")
 	// ErrArea: the area cannot be opened. It has not been written to.
 	ErrArea = errors.New("swap: cannot open the area")
-	// ErrAttached: the source has attached before and has records in the area. The area must be opened again.
+	// ErrAttached: the source has attached before and has records in the area, which must be found first: see
+	// Area.Search.
 	ErrAttached = errors.New("swap: the source has attached already")
 	// ErrManifest: both copies of the manifest are damaged, or it names an area that is not there or has lost records.
 	ErrManifest = errors.New("swap: cannot open the source")

@@ -432,8 +432,9 @@ func (c *IOCost) endPeriod(now int64) {
 	c.refresh()
 }
 
-// lend finds which tenants use less than their share and lends the rest of it to those that are short. It returns how
-// many are short, and whether any has I/Os from periods before at the device.
+// lend finds which tenants use less than their share and lends the rest of it to those that are short. A tenant that
+// lends no more gets its whole weight back. It returns how many are short, which are all that lend nothing, as in the
+// kernel, and whether any has I/Os from periods before at the device.
 func (c *IOCost) lend(now int64, virtual, passed float64) (short int, late bool) {
 	c.donors, c.after = c.donors[:0], c.after[:0]
 	kept, takers := 0.0, 0.0
@@ -442,7 +443,7 @@ func (c *IOCost) lend(now int64, virtual, passed float64) (short int, late bool)
 		late = late || p.spent > p.done && p.spent > virtual-lagging*passed && p.done < virtual-passed
 		if p.inUse < p.weight || p.queue.n == 0 && p.spent < virtual-c.margins(lowMargin) {
 			full := p.weight / c.weights
-			if after := c.afterLending(p, now, virtual, passed, full); after < full {
+			if after := c.forfeit(p, now, virtual, passed, full); after < full {
 				c.donors, c.after = append(c.donors, t), append(c.after, after)
 				kept += after
 				continue
@@ -456,6 +457,7 @@ func (c *IOCost) lend(now int64, virtual, passed float64) (short int, late bool)
 	if short > 0 && kept < 1 {
 		for i, t := range c.donors {
 			p := &c.payers[t]
+			// So that it has exactly that fraction of the new sum of shares.
 			c.share(p, min(p.weight, c.after[i]*takers/(1-kept)))
 			p.margin = virtual - p.spent
 		}
@@ -463,9 +465,11 @@ func (c *IOCost) lend(now int64, virtual, passed float64) (short int, late bool)
 	return short, late
 }
 
-// afterLending returns the fraction of the drive with which a tenant that goes on as in the last period has half a
-// period's budget at the end of the next one.
-func (c *IOCost) afterLending(p *payer, now int64, virtual, passed, full float64) float64 {
+// forfeit takes from a tenant the budget above half a period, which the rate gives back to all (lost). It returns the
+// fraction of the drive that the tenant needs to have half a period's budget again at the end of the next period, if it
+// goes on as in the last one. full is its fraction by weight, which it keeps if it has I/Os queued or hardly any
+// budget.
+func (c *IOCost) forfeit(p *payer, now int64, virtual, passed, full float64) float64 {
 	if p.queue.n > 0 || p.spent > virtual-c.margins(minMargin) {
 		return full
 	}

@@ -6,10 +6,12 @@ import "math"
 // writes then change alike, and with them the sum of costs. A probe of writes follows, and finds what a written byte
 // costs now. If the cost of reads stayed as it was, reads would get twice the share of writes on a drive of half the
 // speed. So the probe of writes also tells whether the cost of reads is wrong. It is corrected at once by as much as
-// that of writes has changed, and a probe of reads follows, which is more exact.
+// that of writes has changed, or by what the line below says, if that is more. A probe of reads follows, which is more
+// exact.
 //
 // What a drive can do of reads and writes at the same time is a convex region: it can do one for a part of the time and
-// the other for the rest. So the line through two mixes leaves no less to reads alone than the drive does.
+// the other for the rest. So the line through two mixes, extended to reads alone, is an upper bound of what it can
+// read.
 const (
 	// If the line leaves reads less than aloneLeast of the time, they cost more than is known.
 	aloneLeast = 0.9
@@ -21,7 +23,7 @@ const (
 	grownMost = 1.5
 	// paceMost bounds the factor by which a probe changes the cost of reads.
 	paceMost = 4
-	// paceNear is the factor by which a probe of reads may contradict their cost.
+	// paceNear is the tolerance of the comparison in paceFactor.
 	paceNear = 1.05
 )
 
@@ -37,8 +39,10 @@ func (p *probe) changed(more bool) {
 	}
 }
 
-// findPace corrects the cost of reads after a probe of writes, in which reads had the part read of the time and written
-// bytes were written per ns, and a written byte cost byteNS. It reports whether it may have been wrong.
+// findPace looks, after a probe of writes, whether the cost of reads is still right, and reports whether it may be
+// wrong. If the line tells by how much, it is corrected at once. In each case in which findPace returns true, a probe
+// of reads begins (blank). In the probe of writes reads had the part read of the time, written bytes were written per
+// ns, and one cost byteNS.
 func (c *Costs) findPace(read, written, byteNS float64) bool {
 	p := &c.probe
 	change, grown := p.change, 1.0
@@ -67,8 +71,8 @@ func (c *Costs) findPace(read, written, byteNS float64) bool {
 }
 
 // paceFactor returns the factor by which a probe of reads corrects their cost. Reads took the part most of the time in
-// it, and would take the part alone without writes by the line through both mixes. The truth is between the two. If all
-// the time is, too, their cost is right.
+// it, and would take the part alone without writes by the line through both mixes. The true part is between the two. If
+// 1 is there, too, within paceNear, the cost is right; otherwise their geometric mean corrects it.
 func paceFactor(most, alone float64) float64 {
 	if most <= paceNear && alone >= 1/paceNear {
 		return 1

@@ -3,7 +3,7 @@ package jbof
 // probe is the state of the write measurement.
 type probe struct {
 	// left is the number of intervals until the current probe ends, 0 if there is none. wait is the number of intervals
-	// until the next probe, waits the value from which wait counted down.
+	// until the next probe, waitedFrom the value from which wait counts down.
 	left, wait, waitedFrom int
 	// settling is the number of intervals from which nothing is learned, because the drive is still busy with what the
 	// probe wrote.
@@ -14,10 +14,11 @@ type probe struct {
 	// during it.
 	read, written       float64
 	sumRead, sumWritten float64
-	// known is set after the first probe.
+	// known is set when the cost of writes was measured, and cleared when it is known to be wrong.
 	known bool
-	// average is a moving average of the sum of costs; a deviation shows that the drive's state has changed. strange
-	// counts consecutive intervals that deviate.
+	// average is a moving average of the sum of costs; a deviation shows that the drive's state has changed. deviating
+	// sums consecutive intervals that deviate: 1 for each above the average, 5 for each below. A probe comes at
+	// deviatesHigh.
 	average   float64
 	deviating int
 	// measured is the cost of a written byte, in ns, that was measured last, 0 before the first probe. change is 1 if

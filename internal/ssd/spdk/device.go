@@ -350,7 +350,7 @@ func (d *Device) openQueue(depth int) (*queue, error) {
 }
 
 // Close implements ssd.Device. It closes the queues, which waits until every request has ended (the keeper ends each,
-// see "Timeouts" above).
+// see "Timeouts" in the package comment).
 func (d *Device) Close() error {
 	for _, q := range d.openQueues() {
 		_ = q.Close()

@@ -53,8 +53,9 @@ func (d *Device) look() {
 	}
 }
 
-// reset resets the controller because of an error, and has the outstanding commands sent again. If that fails, it gives
-// the device up.
+// reset stops all queues, resets the controller, connects the queues again, and has their outstanding commands sent
+// again. Over a fabric it tries for AbortTimeout, and OpenQueue and Close wait meanwhile. If that fails, or the
+// namespace has changed, it gives the device up. The caller holds d.admin.
 func (d *Device) reset(why error) {
 	d.happened(ssd.EventReset, why.Error())
 	for _, q := range d.openQueues() {
@@ -155,7 +156,7 @@ func (q *queue) restart(why error) error {
 		if !c.busy {
 			continue
 		}
-		// Or has not yet: its slot stays taken until it has.
+		// SPDK has not ended this command yet. Its slot stays taken until it does.
 		c.aborted, c.startNS = false, now
 		if c.tries++; c.tries == maxTries {
 			return fmt.Errorf("a command has survived %d resets: %w", maxTries, why)

@@ -53,8 +53,8 @@ type queue struct {
 	// 0: it had.
 	stalled   bool
 	stalledNS int64
-	lies      int32 // of cTurned
-	crossings int   // calls of turn
+	lies      int32 // completions of commands that were not outstanding, as the last call into C said
+	crossings int   // calls into C
 
 	requests []request
 	free     []int32
@@ -87,7 +87,7 @@ type request struct {
 // part is the bytes from..to of a request, for which one command is sent.
 type part struct {
 	request  int32
-	tries    uint8 // how often it was sent before
+	tries    uint8 // how often it was sent before, and the resets that its command has survived
 	bounce   int16 // its bounce buffer; -1: none
 	from, to int64
 	dueNS    int64 // when it is to be sent again; 0: at once
@@ -184,7 +184,8 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	return n
 }
 
-// turn sends what can be sent, and takes completions. The caller holds mu.
+// turn sends what can be sent and takes completions. It calls into C until the ring has no completion and nothing more
+// can be sent. It does nothing while the queue pair is down, lost or closed. The caller holds mu.
 func (q *queue) turn() { // hot: 0 allocs
 	for !q.down && !q.ended && q.lost == nil {
 		now := q.now()
@@ -198,7 +199,7 @@ func (q *queue) turn() { // hot: 0 allocs
 		q.crossings++
 		q.refuse(now)
 		// Completions make room for what could not be sent; what was refused waits for the next turn.
-		again := t.cpls > 0 && t.refused == 0
+		room := t.cpls > 0 && t.refused == 0
 		more := t.more > 0
 		q.handleCompletions(false)
 		if t.lies != q.lies {
@@ -207,7 +208,7 @@ func (q *queue) turn() { // hot: 0 allocs
 		} else if t.lost < 0 {
 			q.lose(unix.Errno(-t.lost))
 		}
-		if !more && !(again && (q.unsent.n > 0 || q.isDue(now))) {
+		if !more && !(room && (q.unsent.n > 0 || q.isDue(now))) {
 			return
 		}
 	}

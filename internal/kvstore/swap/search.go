@@ -10,13 +10,13 @@ import (
 
 // A source that has ended without the return of its keys may attach again while the area goes on:
 //
-//	Area.Again ──> Again.Read, while the area works ──> Area.Adopt ──> Area.Attach
+//	Area.Search ──> Search.Read, while the area works ──> Area.Adopt ──> Area.Attach
 //
 // It gets what an opening of the area would find. The part of the log that is read is not overwritten meanwhile, since
-// LogHead does not pass a source that has records that may count.
+// LogHead does not pass a source that has records that may count: those at or behind sourceState.released.
 
-// Again is the search for the records of a source that has ended.
-type Again struct {
+// Search is the search for the records of a source that has ended.
+type Search struct {
 	source uuid.UUID
 	// area is a copy of what the search needs: the log, and the place that it has come to.
 	area *Area
@@ -24,9 +24,10 @@ type Again struct {
 	to, last format.LogOffset
 }
 
-// Again begins the search for the records of a source that has attached before and has ended: it sends no Append any
-// more. It returns nil as long as some of its records are not durable, or Outcomes have not been taken.
-func (a *Area) Again(source uuid.UUID) *Again {
+// Search begins the search for the records of a source that has attached before and has ended: it sends no Append any
+// more. It returns nil as long as some of its records are not durable, or Outcomes have not been taken: call it again
+// after further turns of the area.
+func (a *Area) Search(source uuid.UUID) *Search {
 	n := a.sourceOf(source)
 	for _, o := range a.out {
 		if o.Source == n {
@@ -40,18 +41,19 @@ func (a *Area) Again(source uuid.UUID) *Again {
 			}
 		}
 	}
-	r := &Again{source: source, area: &Area{cfg: a.cfg, log: a.log, super: a.super, head: a.head}}
+	r := &Search{source: source, area: &Area{cfg: a.cfg, log: a.log, super: a.super, head: a.head}}
 	if st := &a.sources[n]; st.live() {
 		r.to, r.last, r.area.tail = a.durable, st.last, max(st.released, a.head)
 	}
 	return r
 }
 
-// Read reads the log. The area may be used meanwhile, but not by the source. alloc returns memory for I/O.
+// Read reads the log. It uses no state of the area, so that another goroutine may call it; only the source must not use
+// the area meanwhile. alloc returns memory for I/O.
 //
 // Errors: ErrArea, wrapping format.ErrCorrupt if the log does not have what it should, the error of read, or
 // space.ErrNoMemory.
-func (r *Again) Read(read Read, alloc space.Alloc) error {
+func (r *Search) Read(read Read, alloc space.Alloc) error {
 	a := r.area
 	mem := space.Buffers{Alloc: alloc}
 	s := scan{area: a, read: read, buf: mem.Take("a part of the swap log", scanBytes)}
@@ -80,8 +82,8 @@ func (r *Again) Read(read Read, alloc space.Alloc) error {
 	return nil
 }
 
-// Adopt lets the source attach with what was read.
-func (a *Area) Adopt(r *Again) {
+// Adopt lets the source attach with what was read, after Read has returned nil.
+func (a *Area) Adopt(r *Search) {
 	st := &a.sources[a.sourceOf(r.source)]
 	st.records, st.attached = r.area.sources[r.area.sourceOf(r.source)].records, false
 }

@@ -20,10 +20,10 @@ func (w *world) vanish(i int) (found, waited int) {
 	}
 	w.sources = slices.Delete(slices.Clone(all), i, i+1)
 	w.random(w.rng.IntN(2)*100, 6)
-	var again []*Again
+	var again []*Search
 	for _, a := range w.areas {
-		r := a.m.Again([16]byte{0xB0, byte(i)})
-		for ; r == nil; r = a.m.Again([16]byte{0xB0, byte(i)}) {
+		r := a.m.Search([16]byte{0xB0, byte(i)})
+		for ; r == nil; r = a.m.Search([16]byte{0xB0, byte(i)}) {
 			w.step()
 			waited++
 		}
@@ -91,14 +91,14 @@ func TestALogThatHasLostRecordsIsNotAttachedAgain(t *testing.T) {
 	if _, err := a.m.Attach(id); !errors.Is(err, ErrAttached) {
 		t.Fatal(err)
 	}
-	r := a.m.Again(id)
+	r := a.m.Search(id)
 	place := a.m.sources[0].last
 	disk := slices.Clone(a.disk.Visible)
 	disk[a.m.log.Offset(place)+8] ^= 1
 	if err := r.Read(readFrom(disk), heap); !errors.Is(err, ErrArea) || !errors.Is(err, format.ErrCorrupt) {
 		t.Errorf("a damaged record: %v", err)
 	}
-	if err := a.m.Again(id).Read(func(units.ExtentOffset, []byte) error { return errInjected }, heap); !errors.Is(err,
+	if err := a.m.Search(id).Read(func(units.ExtentOffset, []byte) error { return errInjected }, heap); !errors.Is(err,
 		errInjected) {
 		t.Errorf("a failed read: %v", err)
 	}
