@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -130,9 +129,12 @@ func TestADriveThatFailsAsSoonAsItIsInServiceComesBackLessOften(t *testing.T) {
 	if took := time.Since(began); took < least {
 		t.Errorf("it was in service again three times within %v, must take %v", took, least)
 	}
-	if n := reflect.ValueOf(r.raw.publisher).Elem().FieldByName("undrained").Len(); n > 0 {
-		t.Errorf("%d drives are kept for requests that they may still have", n)
-	}
+	eventually(t, "no drive is kept for requests that it may still have", func() error {
+		if n := r.raw.publisher.Undrained(); n > 0 {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
 }
 
 // TestADriveThatIsGoneAndStaysIsNotAskedAgain: one with a swap area is not withdrawn, and each request to it is an

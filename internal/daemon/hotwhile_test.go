@@ -206,7 +206,7 @@ func TestADriveComesBackOnlyWhenNothingUsesItsFormerSelf(t *testing.T) {
 	}
 	go func() {
 		defer r.raw.endChange()
-		ended <- r.raw.meanwhile(d, func() error {
+		ended <- r.raw.withoutReload(d, func() error {
 			close(held)
 			<-end
 			return nil
@@ -333,7 +333,7 @@ func TestAStopWaitsForAChangeThatErases(t *testing.T) {
 	}
 	go func() {
 		defer r.raw.endChange()
-		_ = r.raw.meanwhile(r.raw.drives()[1], func() error {
+		_ = r.raw.withoutReload(r.raw.drives()[1], func() error {
 			close(held)
 			<-end
 			return nil

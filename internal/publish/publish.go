@@ -183,6 +183,13 @@ func (p *Publisher) Drain(d *drive.Drive, stop <-chan struct{}) error {
 	return nil
 }
 
+// Undrained is how many drives may have requests of stores that were not closed in time.
+func (p *Publisher) Undrained() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.undrained)
+}
+
 // CloseAll closes all stores. There are no requests to them any more. Beyond the patience, which each store has, it
 // takes CheckpointTime at most.
 func (p *Publisher) CloseAll(patience time.Duration) {

@@ -444,7 +444,7 @@ func (b Segment) Answered(at int, client, answered uint64) (n int) {
 	}
 	off := b.answerable(at, b.identitiesAt(at))
 	for ; off < b.LengthBytes() && b.Item(off).IsIdentity(); off += IdentityBytes {
-		if id := b.Item(off).Identity(); id.answered(client, answered) {
+		if id := b.Item(off).Identity(); id.answeredBefore(client, answered) {
 			n++
 		}
 	}
@@ -462,7 +462,7 @@ func (b Segment) answerable(at, first int) int {
 // dropAnswered removes the identities of a client with a lower Seq than answered from a key, and returns how many.
 func (b Segment) dropAnswered(at, first int, client, answered uint64) (n int) {
 	for off := b.answerable(at, first); off < b.LengthBytes() && b.Item(off).IsIdentity(); {
-		if id := b.Item(off).Identity(); !id.answered(client, answered) {
+		if id := b.Item(off).Identity(); !id.answeredBefore(client, answered) {
 			off += IdentityBytes
 			continue
 		}
