@@ -57,7 +57,8 @@ type Function struct {
 
 	// mu guards what follows.
 	mu      sync.Mutex
-	next    uint64 // the IOVA of the next Map
+	next    uint64 // the IOVA of the next Map, but for avoid
+	avoid   []addresses
 	maps    []mapped
 	revoked bool
 }
@@ -88,7 +89,11 @@ func (b Bus) Open(address string) (*Function, error) {
 		return nil, fmt.Errorf("%s: %w: switch the IOMMU on in the firmware, and with intel_iommu=on or amd_iommu=on "+
 			"for the kernel", i.Address, ErrIOMMU)
 	}
-	f := &Function{info: i, container: -1, group: -1, device: -1, next: firstAddress}
+	avoid, err := b.barsOf(i.Address)
+	if err != nil {
+		return nil, err
+	}
+	f := &Function{info: i, container: -1, group: -1, device: -1, next: firstAddress, avoid: avoid}
 	if err := f.open(b); err != nil {
 		return nil, errors.Join(fmt.Errorf("%s: %w", i.Address, err), f.Close())
 	}
@@ -232,7 +237,7 @@ func (f *Function) Map(memory []byte) (uint64, error) {
 	if f.revoked {
 		return 0, os.ErrClosed
 	}
-	at := f.next
+	at := place(f.next, len(memory), f.avoid)
 	if err := mapDMA(f.container, memory, at); err != nil {
 		err = fmt.Errorf("%d bytes for the device: %w", len(memory), err)
 		var l unix.Rlimit
@@ -243,7 +248,7 @@ func (f *Function) Map(memory []byte) (uint64, error) {
 		}
 		return 0, err
 	}
-	f.next += uint64(len(memory))
+	f.next = at + uint64(len(memory))
 	f.maps = append(f.maps, mapped{at, len(memory)})
 	return at, nil
 }
