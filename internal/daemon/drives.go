@@ -309,6 +309,8 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 			}
 			if store != nil {
 				kv = append(kv, store)
+			} else if !n.publisher.Published(ns.UUID) {
+				plan.of(n.drives()[ns.SSD]).gains = true
 			}
 			st.Namespaces = append(st.Namespaces, ns)
 			ts.Namespaces = append(ts.Namespaces,
@@ -357,10 +359,11 @@ func (n *Node) apply(cfg *config.Config, mode applyMode) error {
 	return nil
 }
 
-// vacate sees to it that no late write of a store that was given up lands on what the plan gives to a namespace.
+// vacate sees to it that no late write of a store that was given up, and no late zeroes of an erasure that was, land on
+// what the plan gives to a namespace.
 func (n *Node) vacate(plan labelPlan) error {
 	for d, planned := range plan {
-		if !planned.changed {
+		if !planned.changed && !planned.gains {
 			continue
 		}
 		if err := n.publisher.Vacate(d.drive, n.stopping); err != nil {
@@ -377,6 +380,8 @@ type labelPlan map[*openSSD]*plannedLabel
 type plannedLabel struct {
 	label   *label.Label
 	changed bool
+	// gains says that hosts get a block namespace of the drive that they do not have.
+	gains bool
 }
 
 // of returns the plan for a drive.

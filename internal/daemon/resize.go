@@ -149,6 +149,9 @@ func (n *Node) resizeOne(r *kvResize) error {
 	if err := r.check(); err != nil { // again: its drive may have come back since
 		return err
 	}
+	if err := n.publisher.Vacate(r.ssd.drive, n.stopping); err != nil { // the end may have been erased
+		return fmt.Errorf("ssd %s: %w", r.ssd.name, err)
+	}
 	log := n.log.With("subsystem", r.nqn, "nsid", r.cfg.NSID, "ssd", r.cfg.SSD, "size", r.cfg.Size.String())
 	log.Info("key-value namespace is being resized", "from", config.Bytes(r.store.SizeBytes()).String())
 	within := r.extent.LengthBytes

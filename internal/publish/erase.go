@@ -27,16 +27,21 @@ var ErrUnanswered = fmt.Errorf("the drive has not answered for %v; try again whe
 // Erase zeroes a range of a drive whose namespace is not published any more, so that the next user of the range does
 // not see what it held. It first waits, for 10 s at most, until the commands that the drive had before have ended:
 // otherwise a slow write could still overwrite the zeroes. When it returns without an error, the zeroes are durable;
-// after an error some of the range may be zeroed, also later, and the caller may try again. It ends early when stop is
-// closed, and does not wait for a drive that does not answer. Unless nil, progress is told how many bytes are zeroed,
-// after each step.
+// after an error some of the range may be zeroed, also later, and the caller may try again: until then Vacate keeps the
+// range from a user, whose writes late zeroes would undo. It ends early when stop is closed, and does not wait for a
+// drive that does not answer. Unless nil, progress is told how many bytes are zeroed, after each step.
 //
 // Errors: target.ErrInFlight, commands have not ended in time; target.ErrStopped; ErrUnanswered; the drive's.
 func (p *Publisher) Erase(d *drive.Drive, offset units.DriveOffset, length units.Bytes, progress func(done units.Bytes),
-	stop <-chan struct{}) error {
+	stop <-chan struct{}) (err error) {
 	if err := p.Drain(d, stop); err != nil {
 		return err
 	}
+	defer func() {
+		if err != nil { // whatever it says: a drive that was given up may have requests
+			p.leftover(d)
+		}
+	}()
 	begin, end := offset, offset.Add(length)
 	for ; offset < end; offset = offset.Add(eraseStep) {
 		io := &drive.IO{Op: pipeline.WriteZeroes, Flags: ssd.Unmap, Offset: offset,

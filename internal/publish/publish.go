@@ -57,16 +57,21 @@ type Config struct {
 // Publisher knows the stores that are open. Its methods may be called from any goroutine.
 type Publisher struct {
 	cfg Config
-	// mu guards open and undrained.
+	// mu guards what follows.
 	mu   sync.Mutex
 	open map[uuid.UUID]*Store
-	// undrained are drives that may have requests of a store that was not closed in time.
-	undrained map[*drive.Drive]bool
+	// published are the namespaces that hosts have.
+	published map[uuid.UUID]bool
+	// undrained are drives that may have requests of a store that was not closed in time, or of an Erase that has
+	// failed, with the number of the latest such end: a Drain that began before it does not count for it.
+	undrained map[*drive.Drive]uint64
+	// ends is the latest of those numbers.
+	ends uint64
 }
 
 // New returns a Publisher that has published nothing.
 func New(cfg Config) *Publisher {
-	return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}, undrained: map[*drive.Drive]bool{}}
+	return &Publisher{cfg: cfg, open: map[uuid.UUID]*Store{}, undrained: map[*drive.Drive]uint64{}}
 }
 
 // Publication is what hosts are to see.
@@ -85,6 +90,15 @@ func (p *Publisher) Publish(what Publication) {
 	p.register(&what)
 	p.cfg.Service.SetTenants(what.Tenants)
 	p.cfg.Service.Apply(what.State)
+	published := map[uuid.UUID]bool{}
+	for _, st := range what.State.Subsystems {
+		for _, ns := range st.Namespaces {
+			published[ns.UUID] = true
+		}
+	}
+	p.mu.Lock()
+	p.published = published
+	p.mu.Unlock()
 	p.retire(what.Stores)
 }
 
@@ -149,20 +163,34 @@ func (p *Publisher) Close(s *Store, patience time.Duration) {
 // closed notes how a store was closed.
 func (p *Publisher) closed(s *Store, err error) {
 	if err != nil && !errors.Is(err, partition.ErrKeysSwapped) {
-		p.mu.Lock()
-		p.undrained[s.Drive()] = true
-		p.mu.Unlock()
+		p.leftover(s.Drive())
 	}
 	p.cfg.Closed(s, err)
 }
 
-// Vacate waits until a drive has no requests any more of stores that were not closed in time. It is called before a
-// part of the drive gets a new user, or a store is opened again: a late write would damage what they have written.
+// leftover notes that a drive may have requests that nobody waits for any more.
+func (p *Publisher) leftover(d *drive.Drive) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ends++
+	p.undrained[d] = p.ends
+}
+
+// Published reports whether hosts have the namespace with that UUID.
+func (p *Publisher) Published(id uuid.UUID) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.published[id]
+}
+
+// Vacate waits until a drive has no requests any more of stores that were not closed in time, or of an Erase that has
+// failed. It is called before a part of the drive gets a user, who may have had it before: when a namespace gets an
+// extent or a longer one, is published again, or its store is opened. A late write would damage what they have written.
 //
 // Errors: those of target.Service.DrainDrive.
 func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 	p.mu.Lock()
-	undrained := p.undrained[d]
+	_, undrained := p.undrained[d]
 	p.mu.Unlock()
 	if !undrained {
 		return nil
@@ -170,20 +198,25 @@ func (p *Publisher) Vacate(d *drive.Drive, stop <-chan struct{}) error {
 	return p.Drain(d, stop)
 }
 
-// Drain waits until a drive has nothing that was sent before, and so nothing of stores that were not closed in time.
+// Drain waits until a drive has nothing that was sent before, and so nothing that Vacate waits for.
 //
 // Errors: those of target.Service.DrainDrive.
 func (p *Publisher) Drain(d *drive.Drive, stop <-chan struct{}) error {
+	p.mu.Lock()
+	before := p.ends
+	p.mu.Unlock()
 	if err := p.cfg.Service.DrainDrive(d, stop); err != nil {
 		return err
 	}
 	p.mu.Lock()
-	delete(p.undrained, d)
-	p.mu.Unlock()
+	defer p.mu.Unlock()
+	if p.undrained[d] <= before {
+		delete(p.undrained, d)
+	}
 	return nil
 }
 
-// Undrained is how many drives may have requests of stores that were not closed in time.
+// Undrained is how many drives may have requests that Vacate waits for.
 func (p *Publisher) Undrained() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
