@@ -10,6 +10,7 @@ package spdk
 // Nothing in shim.c keeps a pointer or calls Go.
 #cgo noescape jbof_turn
 #cgo noescape jbof_queue_open
+#cgo noescape jbof_queue_reconnect
 #cgo noescape jbof_attach
 #cgo noescape jbof_reset
 #cgo noescape jbof_env_init
@@ -114,6 +115,7 @@ func free(b []byte) { C.jbof_free(C.uint64_t(addressOf(b))) }
 // identity is what a controller says of itself and of a namespace.
 type identity struct {
 	model, serial                                                   string
+	names                                                           [40]byte // as in struct jbof_info
 	blocks                                                          uint64
 	blockBytes, maxTransfer                                         int
 	nsid                                                            uint32
@@ -127,6 +129,7 @@ func fromC(c *C.struct_jbof_info) identity {
 		return strings.TrimRight(string(unsafe.Slice((*byte)(unsafe.Pointer(at)), n)), " \x00")
 	}
 	return identity{model: text(&c.model[0], len(c.model)), serial: text(&c.serial[0], len(c.serial)),
+		names:  *(*[40]byte)(unsafe.Pointer(&c.names)),
 		blocks: uint64(c.blocks), blockBytes: int(c.block_bytes), maxTransfer: int(c.max_transfer),
 		nsid: uint32(c.nsid), metadataBytes: int(c.md_bytes), atomicBlocks: int(c.atomic_blocks),
 		optimalBlocks: int(c.optimal_blocks), nsAtomics: c.ns_atomics != 0, volatileCache: c.volatile_cache != 0,
@@ -165,7 +168,7 @@ func reset(ctrl handle) (identity, error) {
 }
 
 // queueOpen makes a queue pair for so many commands, or less. fd is readable when there are completions; -1: there are
-// no interrupts.
+// no interrupts. It is SPDK's, which closes it at the end of the queue, or in a reset.
 func queueOpen(ctrl handle, most int) (q handle, places, fd int, err error) {
 	var cfd, cerr C.int32_t
 	n := C.uint32_t(most)
@@ -173,8 +176,14 @@ func queueOpen(ctrl handle, most int) (q handle, places, fd int, err error) {
 	return q, int(n), int(cfd), errno(cerr)
 }
 
-func queueDisconnect(q handle)      { C.jbof_queue_disconnect(C.uint64_t(q)) }
-func queueReconnect(q handle) error { return errno(C.jbof_queue_reconnect(C.uint64_t(q))) }
+func queueDisconnect(q handle) { C.jbof_queue_disconnect(C.uint64_t(q)) }
+
+// queueReconnect connects a queue pair again. fd is as that of queueOpen, and may be another one.
+func queueReconnect(q handle) (fd int, err error) {
+	var cfd C.int32_t
+	err = errno(C.jbof_queue_reconnect(C.uint64_t(q), &cfd))
+	return int(cfd), err
+}
 
 // queueEnd frees the queue pair, which ends its commands. Their completions can still be taken.
 func queueEnd(q handle)   { C.jbof_queue_end(C.uint64_t(q)) }

@@ -3,6 +3,7 @@
 package spdk_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
@@ -50,6 +51,7 @@ const (
 	flushes
 	dsms
 	sends
+	qpairs
 )
 
 // The flags of the stand-in.
@@ -70,6 +72,10 @@ const (
 	backwards
 	shrunk
 	refusedConnect
+	otherUUID
+	otherNGUID
+	otherEUI64
+	noUUID
 )
 
 // rig is a drive on the stand-in's controller.
@@ -158,6 +164,15 @@ func (r *rig) open(cfg spdk.Config) (ssd.Device, error) {
 		}
 		if n := r.get(registered); n != 0 {
 			r.Errorf("%d regions are still registered", n)
+		}
+		open, err := filepath.Glob("/proc/self/fd/*")
+		for _, name := range open {
+			if of, _ := os.Readlink(name); of == "anon_inode:[timerfd]" { // the interrupt of a queue pair
+				err = fmt.Errorf("%s is still open", name)
+			}
+		}
+		if err != nil {
+			r.Error(err)
 		}
 	})
 	return d, nil

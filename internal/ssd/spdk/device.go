@@ -342,7 +342,14 @@ func (d *Device) openQueue(depth int) (*queue, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("no more queue pairs: %w", err), event.Close())
 	}
-	q := newQueue(d, h, fd, event, depth, places)
+	irq := -1
+	if fd >= 0 {
+		if irq, err = unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			queueClose(h)
+			return nil, errors.Join(fmt.Errorf("the descriptor of its interrupt: %w", err), event.Close())
+		}
+	}
+	q := newQueue(d, h, irq, event, depth, places)
 	d.mu.Lock()
 	d.queues[q] = struct{}{}
 	d.mu.Unlock()

@@ -295,10 +295,12 @@ func TestALostConnection(t *testing.T) {
 
 // A namespace that is another one after a reset is given up.
 func TestAnotherNamespaceAfterAReset(t *testing.T) {
-	r := newRig(t, standin{}, quick(tcp()))
-	q := r.queue(8)
-	r.raise(shrunk | cut)
-	gone(r, q)
+	for _, f := range []uint64{shrunk, otherUUID, otherNGUID, otherEUI64, noUUID} {
+		r := newRig(t, standin{}, quick(tcp()))
+		q := r.queue(8)
+		r.raise(f | cut)
+		gone(r, q)
+	}
 }
 
 // A completion that comes twice ends nothing twice, and the controller is reset.
@@ -430,7 +432,7 @@ func TestRandomFaults(t *testing.T) {
 		for round := range 40 {
 			switch rng.IntN(5) {
 			case 0:
-				r.set(noMemory, uint64(rng.IntN(20)))
+				r.set(noMemory, uint64(rng.IntN(4))) // each takes a nap, and Timeout is short
 			case 1:
 				if cfg.Transport == "tcp" {
 					r.raise(cut)

@@ -67,7 +67,8 @@ func (d *Device) reset(why error) {
 		time.Sleep(d.cfg.AbortTimeout / resetTries)
 		id, err = reset(d.ctrl)
 	}
-	if err == nil && (id.blocks != d.id.blocks || id.blockBytes != d.id.blockBytes || id.serial != d.id.serial) {
+	if err == nil && (id.blocks != d.id.blocks || id.blockBytes != d.id.blockBytes || id.serial != d.id.serial ||
+		id.names != d.id.names) {
 		err = errors.New("it is another namespace now")
 	}
 	for _, q := range d.openQueues() {
@@ -145,7 +146,11 @@ func (q *queue) stop() {
 func (q *queue) restart(why error) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if err := queueReconnect(q.handle); err != nil {
+	fd, err := queueReconnect(q.handle)
+	if err == nil {
+		err = q.follow(fd)
+	}
+	if err != nil {
 		return err
 	}
 	q.down, q.lost = false, nil
@@ -174,6 +179,8 @@ func (q *queue) fail() {
 	defer q.mu.Unlock()
 	q.gone, q.down = why, true
 	queueEnd(q.handle)
+	// Nothing is to be read from what irq stands for any more. Failing costs time of the processor at most.
+	_ = q.follow(q.event.FD())
 	q.take(true)
 	now := q.now()
 	for i := range q.commands {

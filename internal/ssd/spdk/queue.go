@@ -24,7 +24,8 @@ import (
 // A request is in unsent until its last part is sent. A part whose command is to be sent again is in again.
 type queue struct {
 	dev *Device
-	// event wakes the waiter. irq is the descriptor of the interrupt; -1: there are none. fds are both.
+	// event wakes the waiter. irq is the descriptor of the interrupt; -1: there are none. fds are both. irq is the
+	// queue's own, a duplicate of that of SPDK, which closes its own while the waiter may poll.
 	event *eventfd.Event
 	irq   int
 	fds   poller

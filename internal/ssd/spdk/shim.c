@@ -119,6 +119,11 @@ static const char *describe(struct ctrl *c, struct jbof_info *info)
 	memset(info, 0, sizeof *info);
 	memcpy(info->model, cd->mn, sizeof info->model);
 	memcpy(info->serial, cd->sn, sizeof info->serial);
+	const void *uuid = spdk_nvme_ns_get_uuid(c->ns);
+	if (uuid)
+		memcpy(info->names, uuid, 16);
+	memcpy(info->names + 16, &nd->nguid, 16);
+	memcpy(info->names + 32, &nd->eui64, 8);
 	info->blocks = spdk_nvme_ns_get_num_sectors(c->ns);
 	info->block_bytes = spdk_nvme_ns_get_sector_size(c->ns);
 	info->max_transfer = spdk_nvme_ns_get_max_io_xfer_size(c->ns);
@@ -240,6 +245,11 @@ static void completed(void *arg, const struct spdk_nvme_cpl *cpl)
 	to->status = cpl->status_raw >> 1; // without the phase tag
 }
 
+static int32_t interrupt_fd(struct queue *q)
+{
+	return spdk_nvme_ctrlr_get_opts(q->ctrl->ctrlr)->enable_interrupts ? spdk_nvme_qpair_get_fd(q->qp, NULL) : -1;
+}
+
 uint64_t jbof_queue_open(uint64_t ctrl, uint32_t *places, int32_t *fd, int32_t *err)
 {
 	struct ctrl *c = PTR(struct ctrl, ctrl);
@@ -273,8 +283,7 @@ uint64_t jbof_queue_open(uint64_t ctrl, uint32_t *places, int32_t *fd, int32_t *
 		jbof_queue_close(NUM(q));
 		return 0;
 	}
-	if (interrupts)
-		*fd = spdk_nvme_qpair_get_fd(q->qp, NULL);
+	*fd = interrupt_fd(q);
 	*err = 0;
 	return NUM(q);
 }
@@ -286,10 +295,12 @@ void jbof_queue_disconnect(uint64_t queue)
 		spdk_nvme_ctrlr_disconnect_io_qpair(q->qp);
 }
 
-int32_t jbof_queue_reconnect(uint64_t queue)
+int32_t jbof_queue_reconnect(uint64_t queue, int32_t *fd)
 {
 	struct queue *q = PTR(struct queue, queue);
-	return q->qp ? spdk_nvme_ctrlr_reconnect_io_qpair(q->qp) : -ENXIO;
+	int rc = q->qp ? spdk_nvme_ctrlr_reconnect_io_qpair(q->qp) : -ENXIO;
+	*fd = rc ? -1 : interrupt_fd(q);
+	return rc;
 }
 
 void jbof_queue_end(uint64_t queue)

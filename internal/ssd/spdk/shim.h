@@ -43,6 +43,7 @@ struct jbof_turned {
 
 struct jbof_info {
 	char model[40], serial[20];
+	uint8_t names[40];         // of the namespace: UUID, NGUID and EUI64; zeroes: it has none
 	uint64_t blocks;
 	uint32_t block_bytes, max_transfer;
 	uint32_t nsid, md_bytes;
@@ -66,10 +67,10 @@ int32_t jbof_admin(uint64_t ctrl);
 int32_t jbof_reset(uint64_t ctrl, struct jbof_info *info);
 
 // Makes a queue of at most so many places, and returns how many it has. fd is readable when there are completions; -1:
-// the queue sends no interrupts.
+// the queue sends no interrupts. It is SPDK's, which closes it at the end of the queue, or in a reset.
 uint64_t jbof_queue_open(uint64_t ctrl, uint32_t *places, int32_t *fd, int32_t *err);
 void jbof_queue_disconnect(uint64_t queue);
-int32_t jbof_queue_reconnect(uint64_t queue);
+int32_t jbof_queue_reconnect(uint64_t queue, int32_t *fd);
 void jbof_queue_end(uint64_t queue);  // outstanding commands end; completions can still be taken
 void jbof_queue_close(uint64_t queue);
 int32_t jbof_queue_abort(uint64_t queue, uint32_t slot);

@@ -4,7 +4,10 @@ package spdk
 
 import (
 	"errors"
+	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // How long a Wait without interrupts naps while requests are under way: a part of the time for which it has waited.
@@ -77,6 +80,18 @@ func (q *queue) block(since *time.Time, until time.Time, busy, stalled bool) boo
 	return q.fds.wait(left) || until.IsZero()
 }
 
+// follow has irq stand for another descriptor, while the waiter may poll: its number stays the queue's. A poll that is
+// under way goes on with the one before, so that a notify has to follow.
+func (q *queue) follow(fd int) error {
+	if q.irq < 0 {
+		return nil
+	}
+	if err := unix.Dup3(fd, q.irq, unix.O_CLOEXEC); err != nil {
+		return fmt.Errorf("the descriptor of its interrupt: %w", err)
+	}
+	return nil
+}
+
 // notify wakes a Wait that blocks.
 func (q *queue) notify() {
 	if q.waiting.Load() {
@@ -132,10 +147,13 @@ func (q *queue) Close() error {
 	queueClose(q.handle)
 	q.ended = true
 	err := q.event.Close()
+	if q.irq >= 0 {
+		err = errors.Join(err, unix.Close(q.irq))
+	}
 	for _, b := range q.bounces.all {
 		free(b)
 	}
-	return errors.Join(err)
+	return err
 }
 
 // bounces are the buffers of a queue, of bounceBytes each, for data where the device does not reach them. A buffer is

@@ -23,6 +23,7 @@
 struct spdk_nvme_ns {
 	struct spdk_nvme_ctrlr *ctrlr;
 	struct spdk_nvme_ns_data data;
+	uint8_t uuid[16];
 };
 
 struct spdk_nvme_ctrlr {
@@ -132,6 +133,9 @@ static void describe(struct spdk_nvme_ctrlr *c)
 	c->ns.data.nabo = atomic >> 48;
 	c->ns.data.nsfeat.ns_atomic_write_unit = atomic >> 16 != 0;
 	c->ns.ctrlr = c;
+	c->ns.uuid[15] = flag(c, OTHER_UUID) ? 2 : 1;
+	c->ns.data.nguid[15] = flag(c, OTHER_NGUID) ? 2 : 1;
+	c->ns.data.eui64 = flag(c, OTHER_EUI64) ? 2 : 1;
 }
 
 struct spdk_nvme_ctrlr *spdk_nvme_connect(const struct spdk_nvme_transport_id *trid,
@@ -195,6 +199,11 @@ struct spdk_nvme_ns *spdk_nvme_ctrlr_get_ns(struct spdk_nvme_ctrlr *c, uint32_t 
 bool spdk_nvme_ns_is_active(struct spdk_nvme_ns *ns) { (void)ns; return true; }
 const struct spdk_nvme_ns_data *spdk_nvme_ns_get_data(struct spdk_nvme_ns *ns) { return &ns->data; }
 
+const struct spdk_uuid *spdk_nvme_ns_get_uuid(const struct spdk_nvme_ns *ns)
+{
+	return flag(ns->ctrlr, NO_UUID) ? NULL : (const void *)ns->uuid;
+}
+
 uint32_t spdk_nvme_ns_get_flags(struct spdk_nvme_ns *ns)
 {
 	return (flag(ns->ctrlr, DSM) ? SPDK_NVME_NS_DEALLOCATE_SUPPORTED : 0) |
@@ -233,6 +242,11 @@ void spdk_nvme_ctrlr_get_default_io_qpair_opts(struct spdk_nvme_ctrlr *c, struct
 	*opts = (struct spdk_nvme_io_qpair_opts){.io_queue_size = c->opts.io_queue_size, .io_queue_requests = 512, .opts_size = opts_size};
 }
 
+static int interrupt(struct spdk_nvme_ctrlr *c)
+{
+	return c->opts.enable_interrupts ? timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK) : -1;
+}
+
 struct spdk_nvme_qpair *spdk_nvme_ctrlr_alloc_io_qpair(struct spdk_nvme_ctrlr *c,
 	const struct spdk_nvme_io_qpair_opts *opts, size_t opts_size)
 {
@@ -243,7 +257,8 @@ struct spdk_nvme_qpair *spdk_nvme_ctrlr_alloc_io_qpair(struct spdk_nvme_ctrlr *c
 	struct spdk_nvme_qpair *q = calloc(1, sizeof *q);
 	q->ctrlr = c;
 	q->opts = *opts;
-	q->fd = c->opts.enable_interrupts ? timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK) : -1;
+	q->fd = interrupt(c);
+	add(c->words, QPAIRS, 1);
 	pthread_mutex_lock(&c->lock);
 	q->next = c->qpairs;
 	c->qpairs = q;
@@ -336,8 +351,12 @@ int spdk_nvme_ctrlr_free_io_qpair(struct spdk_nvme_qpair *q)
 	CHECK(c->words, *p);
 	*p = q->next;
 	pthread_mutex_unlock(&c->lock);
-	if (q->fd >= 0)
+	if (q->fd >= 0) { // whoever still polls it finds it readable for ever
+		struct itimerspec ever = {{0, 1}, {0, 1}};
+		timerfd_settime(q->fd, 0, &ever, NULL);
 		close(q->fd);
+	}
+	add(c->words, QPAIRS, -1);
 	free(q);
 	return 0;
 }
@@ -370,6 +389,10 @@ int spdk_nvme_ctrlr_reset(struct spdk_nvme_ctrlr *c)
 		if (c->trtype == SPDK_NVME_TRANSPORT_PCIE) {
 			end_all(q, SQ_DELETION);
 			q->state = CONNECTED;
+			if (q->fd >= 0) { // SPDK does not promise that it stays the same
+				close(q->fd);
+				q->fd = interrupt(c);
+			}
 		} else if (q->state == CONNECTED) {
 			q->state = FAILED; // until it is disconnected and connected again
 		}

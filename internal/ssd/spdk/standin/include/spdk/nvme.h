@@ -49,6 +49,8 @@ struct spdk_nvme_ns_data {
 		uint8_t ns_atomic_write_unit : 1, optperf : 1;
 	} nsfeat;
 	uint16_t nawupf, nabo, nabspf, npwg;
+	uint8_t nguid[16];
+	uint64_t eui64;
 };
 
 enum spdk_nvme_ns_flags {
@@ -69,6 +71,7 @@ struct spdk_nvme_dsm_range {
 
 struct spdk_nvme_ctrlr;
 struct spdk_nvme_ns;
+struct spdk_uuid;
 struct spdk_nvme_qpair;
 struct spdk_event_handler_opts;
 
@@ -92,6 +95,7 @@ uint32_t spdk_nvme_ctrlr_get_first_active_ns(struct spdk_nvme_ctrlr *ctrlr);
 struct spdk_nvme_ns *spdk_nvme_ctrlr_get_ns(struct spdk_nvme_ctrlr *ctrlr, uint32_t ns_id);
 bool spdk_nvme_ns_is_active(struct spdk_nvme_ns *ns);
 const struct spdk_nvme_ns_data *spdk_nvme_ns_get_data(struct spdk_nvme_ns *ns);
+const struct spdk_uuid *spdk_nvme_ns_get_uuid(const struct spdk_nvme_ns *ns);
 uint32_t spdk_nvme_ns_get_flags(struct spdk_nvme_ns *ns);
 uint64_t spdk_nvme_ns_get_num_sectors(struct spdk_nvme_ns *ns);
 uint32_t spdk_nvme_ns_get_sector_size(struct spdk_nvme_ns *ns);
