@@ -304,7 +304,8 @@ func (n *Node) exchange(i int, sc config.SSD, d *openSSD) (out []*openSSD, err e
 }
 
 // release closes a drive that hosts do not use any more, as soon as it has answered what it has. A stop ends that: then
-// it is closed with the others.
+// it is closed with the others if it is still among Node.drives; if another one has its place, the end of the process
+// closes it.
 func (n *Node) release(d *openSSD) {
 	for said := false; ; said = true {
 		err := n.publisher.Drain(d.drive, n.stopping)
