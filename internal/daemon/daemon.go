@@ -90,6 +90,10 @@ type Node struct {
 	working             *drive.Drive
 	cfgMu               sync.Mutex
 	cfg                 *config.Config
+	// resizedAhead are the namespaces that refused reloads have begun to resize; cfgMu guards it: see owed.
+	resizedAhead []uuid.UUID
+	// resizePatience is that of partition.ResizeOptions; tests change it.
+	resizePatience time.Duration
 	// stopping is closed, by beginStop, when the node is to stop.
 	stopping  chan struct{}
 	beginStop func()

@@ -55,7 +55,7 @@ func (n *Node) reloadLocked(dryRun bool) (config.Changes, error) {
 	n.setLevel(cfg.Log.Level)
 	n.hot.again()
 	n.cfgMu.Lock()
-	n.cfg = cfg
+	n.cfg, n.resizedAhead = cfg, nil
 	n.cfgMu.Unlock()
 	n.freeAreas()
 	if n.cluster != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"jbofd/internal/config"
 	"jbofd/internal/partition"
@@ -41,7 +42,8 @@ func (r *kvResize) what() string {
 	return fmt.Sprintf("the resize of namespace %d of %s to %s", r.cfg.NSID, r.nqn, r.cfg.Size)
 }
 
-// resizes returns the namespaces that are to be resized: those whose extents have other sizes, or whose stores have.
+// resizes returns the namespaces that are to be resized: those whose extents have other sizes, or whose stores have,
+// or are still being resized.
 func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 	for i, sc := range cfg.Subsystems {
 		for j, nc := range sc.Namespaces {
@@ -59,7 +61,7 @@ func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 				}
 				r := &kvResize{sub: i, ns: j, nqn: sc.NQN, cfg: nc, ssd: d, extent: l.Extents[k],
 					store: n.publisher.Store(l.Extents[k].UUID)}
-				if r.bytes() != r.extent.LengthBytes || r.store != nil && r.store.SizeBytes() != r.bytes() {
+				if r.bytes() != r.extent.LengthBytes || r.store != nil && !r.store.HasSize(r.bytes()) {
 					all = append(all, r)
 				}
 			}
@@ -77,7 +79,12 @@ func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 //
 // Errors: what is in the way; errStopping. If something fails after that, the namespaces before keep their new sizes.
 func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err error) {
-	all := n.resizes(cfg)
+	return n.resizeThose(cfg, mode, func() []*kvResize { return n.resizes(cfg) })
+}
+
+// resizeThose is resize of the namespaces that find returns.
+func (n *Node) resizeThose(cfg *config.Config, mode applyMode, find func() []*kvResize) (pending bool, err error) {
+	all := find()
 	if len(all) == 0 {
 		return false, nil
 	}
@@ -85,8 +92,9 @@ func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err err
 		return true, err
 	}
 	done := map[uuid.UUID]bool{}
-	for r := nextResize(all, done); r != nil; r = nextResize(n.resizes(cfg), done) {
+	for r := nextResize(all, done); r != nil; r = nextResize(find(), done) {
 		done[r.extent.UUID] = true
+		n.resizedFor(cfg, r.extent.UUID)
 		if err := n.resizeOne(r); err != nil {
 			return true, cfg.NamespaceProblem(r.sub, r.ns, "size", fmt.Errorf("subsystem %s, namespace %d: "+
 				"size %s: %w", r.nqn, r.cfg.NSID, r.cfg.Size, err))
@@ -132,13 +140,14 @@ func (n *Node) checkResizes(cfg *config.Config, all []*kvResize, mode applyMode)
 	return nil
 }
 
-// check reports whether the store can have the new size.
+// check reports whether the store has the new size for good, or can have it. A resize that was given up goes on when
+// the drive answers: until it has ended the store can have no size, also not the one that SizeBytes says.
 func (r *kvResize) check() error {
 	if r.store == nil {
 		return fmt.Errorf("the namespace has %s, and it is not open: its size can change only while it is served; "+
 			"allowed: %s", config.Bytes(r.extent.LengthBytes), config.Bytes(r.extent.LengthBytes))
 	}
-	if r.store.SizeBytes() == r.bytes() {
+	if r.store.HasSize(r.bytes()) {
 		return nil
 	}
 	return r.store.CheckResize(r.bytes())
@@ -161,10 +170,10 @@ func (n *Node) resizeOne(r *kvResize) error {
 			return fmt.Errorf("ssd %s: %w", r.ssd.name, err)
 		}
 	}
-	if r.store.SizeBytes() != r.bytes() {
+	if !r.store.HasSize(r.bytes()) {
 		err := n.withoutReload(r.ssd, func() error {
 			return r.store.Resize(partition.ResizeOptions{PartitionBytes: r.bytes(), ExtentBytes: within,
-				Progress: n.resizing(log), Stop: n.stopping})
+				Progress: n.resizing(log), Stop: n.stopping, Patience: n.resizePatience})
 		})
 		switch {
 		case errors.Is(err, partition.ErrStopped):
@@ -195,6 +204,9 @@ func (n *Node) resizing(log *slog.Logger) func(done, of int64) {
 // where the partition ends, is erased when the label says so.
 func (n *Node) cutOff(r *kvResize) error {
 	const note = 4096
+	if !r.store.HasSize(r.bytes()) { // it may still need what is to be erased, or grow into it
+		return fmt.Errorf("%s has not ended; reload again when it has", r.what())
+	}
 	e, d := r.extent, r.ssd
 	e.StartBytes, e.LengthBytes = e.StartBytes.Add(units.Bytes(r.bytes())), e.LengthBytes-r.bytes()-note
 	if err := n.erase(d, e); err != nil {
@@ -210,25 +222,72 @@ func (n *Node) cutOff(r *kvResize) error {
 // sizesComponent is not ready if namespaces do not have the sizes that the configuration says.
 const sizesComponent = "sizes of namespaces"
 
-// resizeReturned begins to resize namespaces whose sizes the configuration has changed while their drive was away.
+// resizedFor notes that a namespace is being resized for a configuration that is not in force. If its reload is refused
+// the namespace may keep that size: reloadLocked forgets it when a configuration is accepted.
+func (n *Node) resizedFor(cfg *config.Config, id uuid.UUID) {
+	n.cfgMu.Lock()
+	defer n.cfgMu.Unlock()
+	if cfg != n.cfg {
+		n.resizedAhead = append(n.resizedAhead, id)
+	}
+}
+
+// owed returns the namespaces on a drive, or on all with "", whose sizes the configuration that is in force has changed
+// while their drive was away, or no daemon ran. What a refused reload has resized is not owed its old size: only the
+// next reload says what it is to have. n.cfg must not change.
+func (n *Node) owed(ssd string) (all []*kvResize) {
+	n.cfgMu.Lock()
+	cfg, ahead := n.cfg, n.resizedAhead
+	n.cfgMu.Unlock()
+	for _, r := range n.resizes(cfg) {
+		if (ssd == "" || r.cfg.SSD == ssd) && !slices.Contains(ahead, r.extent.UUID) {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// resizeReturned begins to resize the namespaces on a drive that is back, as far as they are owed it. Those on other
+// drives stay as they are.
 func (n *Node) resizeReturned(sc config.SSD) {
-	if len(n.resizes(n.config())) == 0 {
-		n.tel.Health().Clear(sizesComponent)
+	if len(n.owed(sc.Name)) == 0 {
+		n.clearSizes()
 		return
 	}
 	n.hot.attending.Go(func() {
-		if n.beginChange("the resize of namespaces of ssd "+sc.Name+", which is back") == nil {
-			n.resizeLate(n.cfg)
+		if n.beginChange("the resize of namespaces of ssd "+sc.Name+", which is back") != nil {
+			return
+		}
+		defer n.endChange()
+		_, err := n.resizeThose(n.cfg, strict, func() []*kvResize { return n.owed(sc.Name) })
+		if err == nil {
+			err = n.apply(n.cfg, lenient)
+		}
+		if !n.resizeFailed(err) {
+			n.clearSizes()
 		}
 	})
+}
+
+// clearSizes makes the component ready if no namespace is owed a size.
+func (n *Node) clearSizes() {
+	if len(n.owed("")) == 0 {
+		n.tel.Health().Clear(sizesComponent)
+	}
 }
 
 // resizeLate resizes the namespaces that the configuration has with another size than the drives, while hosts are
 // served. The caller holds n.changes and n.reload, which are returned at the end; a stop waits for that.
 func (n *Node) resizeLate(cfg *config.Config) {
 	defer n.endChange()
-	if err := n.apply(cfg, strict); err != nil && !errors.Is(err, errStopping) {
+	n.resizeFailed(n.apply(cfg, strict))
+}
+
+// resizeFailed says so if a resize that no request waits for has failed.
+func (n *Node) resizeFailed(err error) bool {
+	if err != nil && !errors.Is(err, errStopping) {
 		n.log.Error("a namespace does not have the size that is configured", "error", err)
 		n.tel.Health().Block(sizesComponent, err.Error())
 	}
+	return err != nil
 }

@@ -113,7 +113,8 @@ func (s *Store) CheckResize(bytes int64, tableBytes int) error {
 	case s.phase != ready || s.settling || s.stopping:
 		return refuse("it is being opened or closed")
 	case s.resize.stage != resizeNone:
-		return refuse("its size is being changed already, to %s", inMiB(s.resize.o.PartitionBytes))
+		return refuse("its size is still being changed, to %s; try again when that has ended",
+			inMiB(s.resize.o.PartitionBytes))
 	case bytes%format.SuperblockBytes != 0 || bytes > format.MaxPartitionBytes:
 		return refuse("want a multiple of 4096, at most 4 TiB")
 	case lookup.Capacity(tableBytes) < int(max(s.tbl.Len(), s.ckpt.segments()))+maxSplits:

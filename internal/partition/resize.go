@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -24,13 +25,24 @@ type ResizeOptions struct {
 	Progress func(done, of int64)
 	// Stop, once it is closed, ends Resize within stopPatience; nil: nothing does.
 	Stop <-chan struct{}
+	// Patience is how long Resize waits for a drive that answers nothing; 0: resizePatience.
+	Patience time.Duration
 }
 
-// SizeBytes is the length of the partition.
+// SizeBytes is the length of the partition. While it is resized that may already be the new one, which is not durable
+// yet, or still the old one: see HasSize.
 func (p *Partition) SizeBytes() int64 {
 	p.driver.Lock()
 	defer p.driver.Unlock()
 	return p.store.PartitionBytes()
+}
+
+// HasSize reports whether the partition has that length for good: it is durable, and no resize runs that will change
+// it. For the store has a resize ended only when the superblock that is durable names the length.
+func (p *Partition) HasSize(bytes int64) bool {
+	p.driver.Lock()
+	defer p.driver.Unlock()
+	return p.store.PartitionBytes() == bytes && !p.store.ResizeState().Running
 }
 
 // CheckResize reports whether the partition can have that length, as far as is known now.
@@ -53,9 +65,9 @@ func (p *Partition) checkResize(bytes int64) error {
 // as moving what lies behind the new end, at the weight of the background; then the end of the extent, from
 // PartitionBytes on, may be taken away. If the daemon dies before, the partition opens with either length.
 //
-// Resize does not wait for a drive that has vanished or, for resizePatience, has answered nothing. After such an error,
-// and after ErrStopped, the partition may get the new length nevertheless, if the drive answers: SizeBytes says what it
-// has.
+// Resize does not wait for a drive that has vanished or, for o.Patience, has answered nothing. After such an error, and
+// after ErrStopped, the resize may go on, and the partition get the new length nevertheless, if the drive answers:
+// HasSize says what it has.
 //
 // Errors: kvstore.ErrResize or no address space for the SegTbl, and the partition has its old length; ErrStopped;
 // ssd.ErrGone, the drive has vanished; one without a sentinel, if it does not answer.
@@ -67,7 +79,7 @@ func (p *Partition) Resize(o ResizeOptions) error {
 		return err
 	}
 	env := p.driver.Env()
-	stoppedNS := int64(0)
+	stoppedNS, patience := int64(0), cmp.Or(o.Patience, resizePatience)
 	for told := env.Now(); !env.Wait(ended, lookEvery); {
 		if stoppedNS == 0 {
 			select {
@@ -79,10 +91,10 @@ func (p *Partition) Resize(o ResizeOptions) error {
 		} else if env.Now()-stoppedNS > int64(stopPatience) {
 			return ErrStopped
 		}
-		if p.unanswered() > resizePatience {
+		if p.unanswered() > patience {
 			p.cancelResize()
 			return fmt.Errorf("the drive has answered nothing for %v; the size may change when it does",
-				resizePatience)
+				patience)
 		}
 		if o.Progress != nil && env.Now()-told >= int64(resizingEvery) {
 			told = env.Now()

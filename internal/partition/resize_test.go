@@ -123,8 +123,15 @@ func TestAResizeOfADriveThatDoesNotAnswerEnds(t *testing.T) {
 				case c.wants == nil && c.says == "" && (err != nil || p.SizeBytes() != to || took < 2*time.Minute):
 					t.Errorf("%v after %v, and %d bytes", err, took, p.SizeBytes())
 				}
+				if err == nil != p.HasSize(to) || err != nil && p.HasSize(from) && !c.stop {
+					t.Errorf("after %v it has %d bytes for good: %v, and %d: %v", err, to, p.HasSize(to), from,
+						p.HasSize(from))
+				}
 				if disk.Hold = nil; !c.vanish {
 					sim.Run(sim.Now()+1e9*second, func() bool { return len(disk.Flights) == 0 })
+				}
+				if !c.vanish && !p.HasSize(p.SizeBytes()) {
+					t.Errorf("the drive has answered: %+v, and %d bytes", p.ResizeState(), p.SizeBytes())
 				}
 				if err := p.Close(testTimeout); (err == nil) == c.vanish {
 					t.Errorf("it is closed: %v", err)
