@@ -23,7 +23,10 @@ import (
 //	        the device grew        first make both sound where they were, then write B at
 //	                               the new end, flush, write A, flush
 //
-// A failed write ends the update, so one sound copy is always left.
+// A failed write ends the update, so one sound copy is always left. The drive may then have what was refused, or get it
+// late, while users go on with the label in use. So the Store writes that one again, with a higher generation: at the
+// next update, when the drive answers (it tries every second), or at the end by Close. Until then a crash, or the loss
+// of the drive, leaves either of the two to the next Open.
 type Store struct {
 	dev ssd.Device
 
@@ -35,6 +38,14 @@ type Store struct {
 	queue ssd.Queue
 	// tag is that of the latest request, from 1 on: the queue may still have one that was given up.
 	tag uint64
+	// given says that the queue has a request that was given up.
+	given bool
+	// behind says that the drive may have, or get, a newer label than the one in use: one that was refused.
+	behind bool
+	// retrying says that takeBack is called every now and then; closed ends that.
+	retrying   bool
+	retryEvery time.Duration
+	closed     chan struct{}
 	// sound[i] is whether copy i (A, B) on the drive is a whole label.
 	// Invariant: at least one is.
 	sound [2]bool
@@ -132,17 +143,25 @@ func open(dev ssd.Device) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("label of %q: %w", dev.Info().Name, err)
 	}
-	return &Store{dev: dev, queue: q}, nil
+	return &Store{dev: dev, queue: q, retryEvery: time.Second, closed: make(chan struct{})}, nil
 }
 
-// Close releases the store's queue on the device. Idempotent.
+// Close releases the store's queue on the device. If the last update has failed, it first writes the label in use
+// again, unless the device is gone. Idempotent.
+//
+// Errors: the device's.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.queue == nil {
 		return nil
 	}
-	err := s.queue.Close()
+	close(s.closed)
+	var err error
+	if s.behind && !errors.Is(s.dev.Healthy(), ssd.ErrGone) {
+		err = s.write(s.label.Load().Clone())
+	}
+	err = errors.Join(err, s.queue.Close())
 	s.queue = nil
 	return err
 }
@@ -168,7 +187,8 @@ func (s *Store) Label() *Label {
 // makes the changed copy durable before it returns.
 //
 // Errors: change's; ErrInvalid if the result breaks a rule; the device's. After
-// an error Label is as before; a later Open finds the old or the new content.
+// an error Label is as before; the drive may have the new content until the Store has written the old one again, see
+// there.
 func (s *Store) Update(change func(*Label) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,7 +200,44 @@ func (s *Store) Update(change func(*Label) error) error {
 		return err
 	}
 	l.Generation = s.label.Load().Generation
-	return s.write(l)
+	err := s.write(l)
+	if s.behind && !s.retrying {
+		s.retrying = true
+		go s.retry()
+	}
+	return err
+}
+
+// retry calls takeBack until there is no more to do.
+func (s *Store) retry() {
+	for wait := s.retryEvery; wait > 0; wait = s.takeBack() {
+		select {
+		case <-s.closed:
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// takeBack writes the label in use again if the drive may have a newer one and answers. It returns how long to wait
+// before the next attempt; 0: none is needed, or the device is gone.
+func (s *Store) takeBack() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.queue == nil || !s.behind || errors.Is(s.dev.Healthy(), ssd.ErrGone) {
+		s.retrying = false
+		return 0
+	}
+	var c [1]ssd.Completion
+	if s.given && ssd.Await(s.queue, c[:], 0) == 0 {
+		return s.retryEvery // an update is not to wait for this one
+	}
+	s.given = false
+	if err := s.write(s.label.Load().Clone()); err != nil {
+		return 10 * s.retryEvery
+	}
+	s.retrying = false
+	return 0
 }
 
 // write makes l durable with the next generation and adopts it.
@@ -201,10 +258,13 @@ func (s *Store) write(l *Label) error {
 				was = was.Clone()
 				was.Generation = l.Generation
 				s.label.Store(was)
+				// If the device has grown, both say the same but for its size: the next Open goes on.
+				s.behind = s.behind || was.DeviceBytes == l.DeviceBytes
 			}
 			return err
 		}
 	}
+	s.behind = false
 	s.label.Store(l)
 	return nil
 }
@@ -443,8 +503,11 @@ func (s *Store) do(r ssd.Request) error {
 			if err := unanswered(); err != nil {
 				return err
 			}
+			continue
 		}
+		s.given = false
 	}
+	s.given = true
 	for c[0] = (ssd.Completion{}); c[0].Tag != s.tag; {
 		if ssd.Await(s.queue, c[:], max(time.Until(late), 0)) == 0 {
 			if err := unanswered(); err != nil {
@@ -452,6 +515,7 @@ func (s *Store) do(r ssd.Request) error {
 			}
 		}
 	}
+	s.given = false
 	if c[0].Err != nil {
 		return fmt.Errorf("label of %q: %v of %d bytes at %d: %w", name, r.Op, r.Len, r.Offset, c[0].Err)
 	}
