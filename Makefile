@@ -23,7 +23,8 @@ build test-spdk-target: export PKG_CONFIG_PATH := $(CURDIR)/bin/spdk:$(PKG_CONFI
 export CGO_LDFLAGS_ALLOW := -Wl,--whole-archive,.*
 
 .DEFAULT_GOAL := build
-.PHONY: help build test invariants race soak spdk-pc test-spdk test-spdk-target test-vm lint fuzz sim bench run demo demo-cluster clean
+.PHONY: help build test invariants race soak spdk-pc test-spdk test-spdk-target test-vm lint fuzz sim bench run demo \
+	demo-cluster clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -96,7 +97,8 @@ test-spdk: ## the binding to SPDK, compiled and run against a stand-in (needs gc
 	  internal/ssd/spdk/standin/$$f.c -o $(STANDIN)/$$f.o || exit 1; done
 	ar rcs $(STANDIN)/libspdk_standin.a $(STANDIN)/env.o $(STANDIN)/standin.o
 	@printf 'Name: jbofd-spdk-standin\nDescription: stand-in\nVersion: 0\nCflags: %s\nLibs: %s\n' \
-	  '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' > $(STANDIN)/jbofd-spdk-standin.pc
+	  '-I$(CURDIR)/internal/ssd/spdk/standin/include' '-L$(CURDIR)/$(STANDIN) -lspdk_standin' \
+	  > $(STANDIN)/jbofd-spdk-standin.pc
 	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) vet -tags spdk,spdkstandin ./internal/ssd/spdk
 	PKG_CONFIG_PATH=$(CURDIR)/$(STANDIN) CGO_ENABLED=1 $(GO) test -tags spdk,spdkstandin $(ARGS) ./internal/ssd/spdk
 

@@ -1,5 +1,6 @@
 // A stand-in for the part of SPDK that shim.c uses, for tests without SPDK. Its controller is a file (SPDK_STANDIN):
-// the first page has words that tests set and read (control_unsafe_test.go has the same numbers), the rest are the blocks.
+// the first page has words that tests set and read (control_unsafe_test.go has the same numbers), the rest are the
+// blocks.
 // It notes what SPDK's documentation does not allow as a violation.
 
 #define _GNU_SOURCE
@@ -239,7 +240,8 @@ static void leave(struct spdk_nvme_qpair *q) { __atomic_store_n(&q->inside, 0, _
 void spdk_nvme_ctrlr_get_default_io_qpair_opts(struct spdk_nvme_ctrlr *c, struct spdk_nvme_io_qpair_opts *opts,
 	size_t opts_size)
 {
-	*opts = (struct spdk_nvme_io_qpair_opts){.io_queue_size = c->opts.io_queue_size, .io_queue_requests = 512, .opts_size = opts_size};
+	*opts = (struct spdk_nvme_io_qpair_opts){
+	    .io_queue_size = c->opts.io_queue_size, .io_queue_requests = 512, .opts_size = opts_size};
 }
 
 static int interrupt(struct spdk_nvme_ctrlr *c)
