@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"jbofd/client"
-	"jbofd/internal/admin"
 	"jbofd/internal/drive"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/fault"
@@ -64,22 +63,8 @@ func newHotRig(t *testing.T, absent bool) *hotRig {
 		w.rename("ssd1.img", "away")
 	}
 	w.configure([]string{memSSD, hotSSD}, hotNamespaces, hotTenants)
-	cfg, err := w.load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &hotRig{log: &lines{}}
-	r.raw, err = start(Options{Config: cfg, Load: w.load, Stderr: r.log, Version: "test", CloseTimeout: time.Minute,
-		LookForDrivesEvery: hotLookEvery})
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.raw.tel.Health().Clear("daemon") // as Run does
-	t.Cleanup(func() {
-		r.raw.beginStop()
-		r.raw.stop()
-	})
-	r.node = &node{w: w, addrs: r.raw.addrs, admin: admin.NewClient(w.path("admin.sock"))}
+	r := &hotRig{}
+	r.raw, r.node, r.log = w.startRaw()
 	r.host, err = client.Connect(t.Context(), client.Options{Address: r.addrs.Listeners[0], SubNQN: nqn,
 		HostNQN: "nqn.2026-11.example.jbofd:hot", OnEvent: func(e client.Event) {
 			r.mu.Lock()

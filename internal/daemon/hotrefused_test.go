@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"jbofd/internal/admin"
 	"jbofd/internal/ssd/fault"
 )
 
@@ -71,21 +70,7 @@ func TestADriveInThePlaceOfAnotherOneGetsNoNewNamespace(t *testing.T) {
 	w.rename("ssd1.img", "a")
 	w.rename("ssd2.img", "b")
 	w.configure([]string{memSSD, there("ssd1"), there("ssd2")}, nss)
-	cfg, err := w.load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	log := &lines{}
-	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
-		LookForDrivesEvery: hotLookEvery})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		raw.beginStop()
-		raw.stop()
-	})
-	n := &node{w: w, addrs: raw.addrs, admin: admin.NewClient(w.path("admin.sock"))}
+	_, n, log := w.startRaw()
 	host := n.connect()
 	refused := func(ssd, why string) {
 		t.Helper()
@@ -143,19 +128,7 @@ func TestADriveThatIsGoneAndStaysIsNotAskedAgain(t *testing.T) {
 	w := newWorld(t)
 	gone := strings.Replace(lender, "kv_swap", "fault: {delay: 1us, delay_probability: 0}, kv_swap", 1)
 	w.configure([]string{fastSource, gone}, swapNamespaces)
-	cfg, err := w.load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, err := start(Options{Config: cfg, Load: w.load, Stderr: &lines{}, Version: "test", CloseTimeout: time.Minute,
-		LookForDrivesEvery: hotLookEvery})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		n.beginStop()
-		n.stop()
-	})
+	n, _, _ := w.startRaw()
 	d := n.drives()[1]
 	for since, want := range map[time.Duration]time.Duration{maxOpenWait / 2: time.Hour, maxOpenWait + 1: 0} {
 		served := awaited{at: time.Now().Add(-since), wait: time.Hour}

@@ -16,15 +16,19 @@ import (
 )
 
 // startRaw starts a node whose inside a test looks at.
-func (w *world) startRaw() (*Node, *node, *lines) {
+func (w *world) startRaw(more ...func(*Options)) (*Node, *node, *lines) {
 	w.t.Helper()
 	cfg, err := w.load()
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	log := &lines{}
-	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
-		LookForDrivesEvery: hotLookEvery})
+	o := Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
+		LookForDrivesEvery: hotLookEvery}
+	for _, set := range more {
+		set(&o)
+	}
+	raw, err := start(o)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -237,22 +241,7 @@ func TestAnOpeningThatHangsIsGivenUp(t *testing.T) {
 	images := images.New(t, t.TempDir(), 96<<20, "hangs")
 	w.configure([]string{memSSD, "{name: ssd1, backend: file, path: DIR/ssd1.img, calibrate: false}"},
 		[]string{"{nsid: 1, ssd: ssd0, size: 16MiB}", "{nsid: 2, ssd: ssd1, size: 16MiB}"})
-	cfg, err := w.load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	log := &lines{}
-	raw, err := start(Options{Config: cfg, Load: w.load, Stderr: log, Version: "test", CloseTimeout: time.Minute,
-		LookForDrivesEvery: hotLookEvery,
-		OpenTimeout:        2 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		raw.beginStop()
-		raw.stop()
-	})
-	n := &node{w: w, addrs: raw.addrs, admin: admin.NewClient(w.path("admin.sock"))}
+	raw, n, log := w.startRaw(func(o *Options) { o.OpenTimeout = 2 * time.Second })
 	host := n.connect()
 	images.Silence(0)
 	if err := os.Symlink(images.Path(0), w.path("ssd1.img")); err != nil {

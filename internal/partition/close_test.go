@@ -6,9 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"jbofd/internal/bufpool"
 	"jbofd/internal/buildtags"
-	"jbofd/internal/drive"
 	"jbofd/internal/kvstore"
 	"jbofd/internal/lab"
 	"jbofd/internal/ssd"
@@ -27,30 +25,10 @@ func simulated(t *testing.T, told func(written, of int64)) (*lab.Sim, *lab.Drive
 		t.Skip("one goroutine, and 50,000 keys; the builds without the race detector run it")
 	}
 	const size, keys = 24 << 20, 50_000
-	sim := lab.NewSim(*seed)
-	t.Logf("-seed %d", *seed)
-	pool, err := bufpool.New(bufpool.Config{TotalBytes: 4 << 20})
-	if err != nil {
-		t.Fatal(err)
-	}
-	disk := lab.NewDrive(lab.DriveConfig{SizeBytes: size + offset, BlockSize: 512, Rand: sim.Rand("drive"),
-		Misuse: func(what string) { t.Error(what) }})
-	o, err := drive.New(drive.Config{Device: lab.NewDevice(sim, "ssd0", disk), Pool: pool, Env: sim})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := o.Close(); err != nil {
-			t.Error(err)
-		}
-		pool.CloseTest(t)
+	sim, disk, p := onDisk(t, size, size, func(c *Config) {
+		c.Closing, c.Store.KeysPerSegment = told, 1
+		c.Store.CheckpointBytes = size // none before the last one, which would then have only what has changed since
 	})
-	p, err := Open(Config{Drive: o, OffsetBytes: offset, Background: 9, Closing: told, Store: kvstore.Config{
-		PartitionBytes: size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10, KeysPerSegment: 1,
-		CheckpointBytes: size}}) // none before the last one, which would then have only what has changed since
-	if err != nil {
-		t.Fatal(err)
-	}
 	h := &simHost{}
 	reqs := make([]Request, 200)
 	for key := 0; key < keys; key += len(reqs) {

@@ -141,8 +141,8 @@ func TestAResizeOfADriveThatDoesNotAnswerEnds(t *testing.T) {
 	}
 }
 
-// onDisk opens a new store on a simulated drive with room for so many bytes.
-func onDisk(t *testing.T, room, size int64) (*lab.Sim, *lab.Drive, *Partition) {
+// onDisk opens a new store on a simulated drive with room for so many bytes. more changes its configuration.
+func onDisk(t *testing.T, room, size int64, more ...func(*Config)) (*lab.Sim, *lab.Drive, *Partition) {
 	t.Helper()
 	sim := lab.NewSim(*seed)
 	t.Logf("-seed %d", *seed)
@@ -162,8 +162,12 @@ func onDisk(t *testing.T, room, size int64) (*lab.Sim, *lab.Drive, *Partition) {
 		}
 		pool.CloseTest(t)
 	})
-	p, err := Open(Config{Drive: o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
-		PartitionBytes: size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}})
+	cfg := Config{Drive: o, OffsetBytes: offset, Background: 9, Store: kvstore.Config{
+		PartitionBytes: size, Format: true, UUID: [16]byte{7}, HashSeed: 99, ChunkBytes: 256 << 10}}
+	for _, set := range more {
+		set(&cfg)
+	}
+	p, err := Open(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
