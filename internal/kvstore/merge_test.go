@@ -2,6 +2,7 @@ package kvstore_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"jbofd/internal/kvstore"
@@ -250,16 +251,22 @@ func TestNoMergeSpreadsALoss(t *testing.T) {
 	for _, ofLast := range []bool{true, false} {
 		cfg := small(40)
 		cfg.KeysPerSegment, cfg.ScrubBytesPerSec = 1, 0
-		m := newModel(newRig(t, 5*seeds(t)+3, cfg), 200, func() int { return 20 }) // not eager
-		for i := range m.keys {
-			m.push(kvstore.Put, i, 20)
-		}
-		m.rest()
-		last := uint32(m.s.Stats().Segments) - 1
-		into := last - 1<<7
-		victim := into
-		if ofLast {
-			victim = last
+		var m *model
+		var last, into, victim uint32
+		// Not eager; with a seed by which the victim has a key.
+		for seed, some := 5*seeds(t)+3, false; !some; seed += 5 {
+			m = newModel(newRig(t, seed, cfg), 200, func() int { return 20 })
+			for i := range m.keys {
+				m.push(kvstore.Put, i, 20)
+			}
+			m.rest()
+			last = uint32(m.s.Stats().Segments) - 1
+			into = last - 1<<7
+			victim = into
+			if ofLast {
+				victim = last
+			}
+			some = slices.ContainsFunc(m.keys, func(h history) bool { return m.s.SegmentOf(h.name) == victim })
 		}
 		lost := map[int]bool{}
 		for i := range m.keys {

@@ -18,7 +18,8 @@ var withoutCheckpoint = []struct {
 		h := format.ChunkHeader(q.Buf[:min(len(q.Buf), format.ChunkHeaderBytes)])
 		return len(h) == format.ChunkHeaderBytes && h.Check() == nil && h.Kind() == format.Checkpoint
 	}},
-	{"no superblock", func(_ *kvstore.Config, q *ssd.Request) bool { return q.Offset < format.AreaStart }},
+	// Behind it is the list of the chunks that are opened.
+	{"no superblock", func(_ *kvstore.Config, q *ssd.Request) bool { return q.Offset < format.SuperblockBytes }},
 	{"one superblock", func(cfg *kvstore.Config, q *ssd.Request) bool {
 		return q.Offset >= cfg.PartitionBytes-format.SuperblockBytes
 	}},
