@@ -15,7 +15,7 @@ import (
 // Two locks order what changes while the daemon runs. Node.changes is held by a change of the configuration, or of what
 // is on the drives, from its beginning to its end, however long that is. Node.reload is held by whatever reads or
 // changes drives, labels, stores and what is published, and is the later one of the two. A change returns it while it
-// erases or resizes (meanwhile), so that other drives can be withdrawn and taken into service: these changes take
+// erases or resizes (withoutReload), so that other drives can be withdrawn and taken into service: these changes take
 // Node.reload alone.
 
 // change is what holds Node.changes, or Node.reload for a drive. The others wait, and say for what.
@@ -53,7 +53,7 @@ func (n *Node) endChange() {
 	n.changes.Unlock()
 }
 
-// beginDriveChange takes n.reload to withdraw a drive or to take one into service. endDriveChange returns it.
+// beginDriveChange takes n.reload to withdraw a drive or to take one into service. endDriveChange releases it.
 //
 // Errors: errStopping; it is not taken then.
 func (n *Node) beginDriveChange(what string) error {

@@ -285,8 +285,8 @@ func (n *Node) swappedKeys() (keys int64) {
 	return keys
 }
 
-// erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase. It returns n.reload for that time:
-// see meanwhile.
+// erase zeroes an extent that nothing uses any more; see publish.Publisher.Erase. It releases n.reload for that time:
+// see withoutReload.
 func (n *Node) erase(d *openSSD, e label.Extent) error {
 	length := units.Bytes(e.LengthBytes)
 	n.erasing(0, length)

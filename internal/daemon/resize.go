@@ -74,8 +74,8 @@ func (n *Node) resizes(cfg *config.Config) (all []*kvResize) {
 // before whether all of them can have it, and whether everything else that cfg says about extents is possible then.
 // With mode trying that is all. pending says whether there was anything to resize.
 //
-// It returns n.reload while it resizes: see meanwhile. A namespace whose drive is withdrawn before its turn comes is
-// left out, like one whose drive was not there at the beginning.
+// It releases n.reload while it resizes: see withoutReload. A namespace whose drive is withdrawn before its turn comes
+// is left out, like one whose drive was not there at the beginning.
 //
 // Errors: what is in the way; errStopping. If something fails after that, the namespaces before keep their new sizes.
 func (n *Node) resize(cfg *config.Config, mode applyMode) (pending bool, err error) {
@@ -277,7 +277,7 @@ func (n *Node) clearSizes() {
 }
 
 // resizeLate resizes the namespaces that the configuration has with another size than the drives, while hosts are
-// served. The caller holds n.changes and n.reload, which are returned at the end; a stop waits for that.
+// served. The caller holds n.changes and n.reload, which are released at the end; a stop waits for that.
 func (n *Node) resizeLate(cfg *config.Config) {
 	defer n.endChange()
 	n.resizeFailed(n.apply(cfg, strict))

@@ -17,7 +17,7 @@ type blank struct {
 	// probe brought. wait is the number of intervals until the next probe, waits what it is after a probe without a
 	// result.
 	settling, wait, waits int
-	// again is set if the cost of reads was known before the drive changed, see findPace.
+	// again is set if the cost of reads was known before the drive changed, see checkSpeed.
 	again bool
 	// rounds counts the probes by kind.
 	rounds [probes]int
@@ -200,7 +200,7 @@ func (c *Costs) probing(now *rates) {
 		// What reads would seem to take of the time if writes did nothing.
 		alone := more + max(more-others, 0)/less*(dearer-less)
 		if factor = 1 / alone; b.again {
-			factor = paceFactor(more, alone)
+			factor = speedFactor(more, alone)
 		}
 		factor = min(max(factor, 1.0/readsMost), readsMost)
 		c.readNS *= factor

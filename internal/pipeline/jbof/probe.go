@@ -109,7 +109,7 @@ func (c *Costs) probed(read, written float64) {
 		ns = 1 / (written + slope*read)
 	}
 	ns = c.bound(ns)
-	if !c.findPace(read, written, ns) && p.known {
+	if !c.checkSpeed(read, written, ns) && p.known {
 		ns = (ns + c.writeByteNS) / 2
 	}
 	c.writeByteNS, p.measured, p.known = ns, ns, true

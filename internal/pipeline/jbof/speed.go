@@ -21,10 +21,10 @@ const (
 	// If writes have become more expensive by the factor grownMost after all became less, reads may have as well, and
 	// only a probe of reads tells. Less than that is garbage collection, or pauses of the drive.
 	grownMost = 1.5
-	// paceMost bounds the factor by which a probe changes the cost of reads.
-	paceMost = 4
-	// paceNear is the tolerance of the comparison in paceFactor.
-	paceNear = 1.05
+	// speedMost bounds the factor by which a probe changes the cost of reads.
+	speedMost = 4
+	// speedNear is the tolerance of the comparison in speedFactor.
+	speedNear = 1.05
 )
 
 // changed notes that the drive does more than its costs allow or than it usually does, or less. Nothing is usual before
@@ -39,11 +39,11 @@ func (p *probe) changed(more bool) {
 	}
 }
 
-// findPace looks, after a probe of writes, whether the cost of reads is still right, and reports whether it may be
-// wrong. If the line tells by how much, it is corrected at once. In each case in which findPace returns true, a probe
+// checkSpeed looks, after a probe of writes, whether the cost of reads is still right, and reports whether it may be
+// wrong. If the line tells by how much, it is corrected at once. In each case in which checkSpeed returns true, a probe
 // of reads begins (blank). In the probe of writes reads had the part read of the time, written bytes were written per
 // ns, and one cost byteNS.
-func (c *Costs) findPace(read, written, byteNS float64) bool {
+func (c *Costs) checkSpeed(read, written, byteNS float64) bool {
 	p := &c.probe
 	change, grown := p.change, 1.0
 	p.change = 0
@@ -63,18 +63,18 @@ func (c *Costs) findPace(read, written, byteNS float64) bool {
 	default:
 		return false
 	}
-	factor = min(max(factor, 1.0/paceMost), paceMost)
+	factor = min(max(factor, 1.0/speedMost), speedMost)
 	c.readNS *= factor
 	c.readByteNS *= factor
 	c.blank = blank{learning: true, again: true, known: [probes]bool{probeSizes: true}, search: search{known: true}}
 	return true
 }
 
-// paceFactor returns the factor by which a probe of reads corrects their cost. Reads took the part most of the time in
+// speedFactor returns the factor by which a probe of reads corrects their cost. Reads took the part most of the time in
 // it, and would take the part alone without writes by the line through both mixes. The true part is between the two. If
-// 1 is there, too, within paceNear, the cost is right; otherwise their geometric mean corrects it.
-func paceFactor(most, alone float64) float64 {
-	if most <= paceNear && alone >= 1/paceNear {
+// 1 is there, too, within speedNear, the cost is right; otherwise their geometric mean corrects it.
+func speedFactor(most, alone float64) float64 {
+	if most <= speedNear && alone >= 1/speedNear {
 		return 1
 	}
 	return 1 / math.Sqrt(most*alone)

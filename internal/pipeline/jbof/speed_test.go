@@ -8,15 +8,16 @@ import (
 	"jbofd/internal/pipeline"
 )
 
-// pacedServer is a drive whose reads and writes are slower by these factors than they were calibrated.
-type pacedServer struct {
+// changingServer is a drive whose reads and writes are slower by these factors than they were calibrated.
+type changingServer struct {
 	*server
 	slower [lanes]float64
 	ios    []pipeline.IO
 }
 
-// newPacedServer returns a drive with a reader and a writer that have saturated it for a second. Its costs are random.
-func newPacedServer(rng *rand.Rand, calibratedWrong float64) *pacedServer {
+// newChangingServer returns a drive with a reader and a writer that have saturated it for a second. Its costs are
+// random.
+func newChangingServer(rng *rand.Rand, calibratedWrong float64) *changingServer {
 	profile := defaultProfile
 	profile.LatencyNS = 1 // a lone read takes no longer than it costs
 	profile.ReadNS *= math.Exp2(1 + 2*rng.Float64())
@@ -27,7 +28,7 @@ func newPacedServer(rng *rand.Rand, calibratedWrong float64) *pacedServer {
 	p := New(Config{Profile: profile})
 	p.SetTenant(0, 0, 1)
 	p.SetTenant(0, 1, 1)
-	s := &pacedServer{slower: [lanes]float64{1, 1}}
+	s := &changingServer{slower: [lanes]float64{1, 1}}
 	s.ios = append(repeat(128, pipeline.IO{Tenant: 0, Op: pipeline.Read, LenBytes: 4 << 10}),
 		repeat(128, pipeline.IO{Tenant: 1, Op: pipeline.Write, LenBytes: 16 << 10})...)
 	s.server = newServer(p, func(io pipeline.IO) float64 {
@@ -41,7 +42,7 @@ func newPacedServer(rng *rand.Rand, calibratedWrong float64) *pacedServer {
 }
 
 // readersPart returns the readers' part of the drive's time in the next half second.
-func (s *pacedServer) readersPart() float64 {
+func (s *changingServer) readersPart() float64 {
 	read, wrote := s.served[0], s.served[1]
 	s.run(0.5e9, s.ios...)
 	read, wrote = s.served[0]-read, s.served[1]-wrote
@@ -55,7 +56,7 @@ func TestADriveThatChangesItsSpeedIsKnownAgainAfterTwoSeconds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(*seed, 3))
 	same := [lanes]float64{1, 1}
 	for _, changes := range [][][lanes]float64{{{2, 2}, same}, {{3, 3}, same}, {{0.5, 0.5}, same}, {{2, 1}}, {{1, 2}}} {
-		s := newPacedServer(rng, 1)
+		s := newChangingServer(rng, 1)
 		for _, s.slower = range append([][lanes]float64{same}, changes...) {
 			s.run(2e9, s.ios...)
 			if got := s.readersPart(); got < 0.45 || got > 0.55 {
@@ -70,7 +71,7 @@ func TestACalibrationThatWasTooFastCorrectsItself(t *testing.T) {
 	t.Logf("-seed %d", *seed)
 	rng := rand.New(rand.NewPCG(*seed, 4))
 	for range 5 {
-		s := newPacedServer(rng, 2)
+		s := newChangingServer(rng, 2)
 		s.run(1e9, s.ios...)
 		if got := s.readersPart(); got < 0.45 || got > 0.55 {
 			t.Errorf("readers have %.2f of the time, want half", got)
@@ -96,7 +97,7 @@ func TestWhatAProbeOfWritesTellsOfReads(t *testing.T) {
 		{"half the speed, and the line is steep", -1, mix{0.25, 0.25}, mix{0.1, 0.35}, 2, 2, true},
 		{"reads alone are slower", -1, mix{1.0 / 3, 1.0 / 3}, mix{0.1, 0.8}, 1, 2, true},
 		{"a first probe says so", 0, mix{0.25, 0.25}, mix{0.1, 0.4}, 1, 2, true},
-		{"far too slow", -1, mix{0.05, 0.05}, mix{0.02, 0.08}, 10, paceMost, true},
+		{"far too slow", -1, mix{0.05, 0.05}, mix{0.02, 0.08}, 10, speedMost, true},
 		{"more writes in the probe, but no fewer reads", -1, mix{0.25, 0.25}, mix{0.25, 0.3}, 2, 1, true},
 		{"fewer reads in the probe, but no more writes", -1, mix{0.25, 0.25}, mix{0.1, 0.25}, 2, 1, true},
 		{"fewer of both in the probe", -1, mix{0.25, 0.25}, mix{0.1, 0.2}, 2, 1, true},
@@ -106,7 +107,7 @@ func TestWhatAProbeOfWritesTellsOfReads(t *testing.T) {
 		{"nothing has changed", 0, mix{0.5, 0.5}, mix{0.2, 0.8}, 1, 1, false},
 		{"nothing has changed, and the probe has no effect", 0, mix{0.5, 0.5}, mix{0.5, 0.5}, 1, 1, false},
 		{"twice the speed", 1, mix{1.1, 1.1}, mix{0.4, 1.6}, 0.5, 0.5, true},
-		{"far faster", 1, mix{5, 5}, mix{2, 8}, 0.1, 1.0 / paceMost, true},
+		{"far faster", 1, mix{5, 5}, mix{2, 8}, 0.1, 1.0 / speedMost, true},
 		{"the buffer takes more writes", 1, mix{0.6, 0.7}, mix{0.3, 1}, 0.7, 1, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -114,7 +115,7 @@ func TestWhatAProbeOfWritesTellsOfReads(t *testing.T) {
 			p := &k.probe
 			p.change, p.measured = c.change, 0.5
 			p.read, p.written = c.usual.read, c.usual.written/p.measured
-			again := k.findPace(c.probe.read, c.probe.written/p.measured, c.grown*p.measured)
+			again := k.checkSpeed(c.probe.read, c.probe.written/p.measured, c.grown*p.measured)
 			if got := k.readNS / 1000; math.Abs(got-c.factor) > 1e-9 || k.readByteNS/0.25 != got {
 				t.Errorf("reads cost %.3f of before, and for a byte %.3f, want %.3f", got, k.readByteNS/0.25, c.factor)
 			}
