@@ -57,6 +57,9 @@ func TestNoAddressIsInABAR(t *testing.T) {
 					t.Fatalf("%d bytes at %#x are in %#x to %#x", bytes, at, a.from, a.end)
 				}
 			}
+			if at != next && at%addressAlign != 0 {
+				t.Fatalf("%#x is no multiple of %#x", at, addressAlign)
+			}
 			if at != next && !slices.ContainsFunc(avoid, func(a addresses) bool { return at-a.end < addressAlign }) {
 				t.Fatalf("%#x instead of %#x, without a reason", at, next)
 			}
