@@ -40,7 +40,7 @@ PARALLEL ?= 6
 # The packages of algorithms and machines, whose rules exclude goroutines, locks and unsafe (internal/lint, which
 # compares its list with this one). The race detector finds nothing in their tests; how others use them is raced there.
 PURE := $(addprefix ./internal/,nvme drr tokenbucket congestion credit flowctl pipeline pipeline/gimbal \
-	pipeline/jbof pipeline/baseline pipeline/policies ssd/model/flash sim nvmeof nvmeof/executor nvmeof/qpair \
+	pipeline/jbof pipeline/baseline pipeline/policies ssd/model/flash ssd/parts sim nvmeof nvmeof/executor nvmeof/qpair \
 	nvmeof/tcp nvmeof/tcp/pdu nvmeof/rdma nvmeof/rdma/cm nvmeof/rdma/wr list slab tenant units uuid kvstore \
 	kvstore/check \
 	kvstore/format kvstore/lookup kvstore/recovery kvstore/space kvstore/swap cluster cluster/view crrs crrs/linear \

@@ -2,6 +2,7 @@ package nvme
 
 import (
 	"iter"
+	"math/bits"
 
 	"jbofd/internal/units"
 	"jbofd/internal/uuid"
@@ -116,6 +117,39 @@ func (n *IdentifyNamespace) SetFPI(v uint8)    { n[nsFPI] = v }
 // DLFEAT says what deallocated blocks read as: DLFEAT constants.
 func (n *IdentifyNamespace) DLFEAT() uint8     { return n[nsDLFEAT] }
 func (n *IdentifyNamespace) SetDLFEAT(v uint8) { n[nsDLFEAT] = v }
+
+// AtomicWrites is what a controller and a namespace say of writes that a power loss does not tear.
+type AtomicWrites struct {
+	// Controller is the controller's AWUPF, plus 1: blocks.
+	Controller int
+	// Own: the namespace has values of its own (NSFEATAtomics), as follows.
+	Own                  bool
+	NAWUPF, NABSPF, NABO uint16
+}
+
+// AtomicWrites returns what the namespace says, with the controller's AWUPF, plus 1.
+func (n *IdentifyNamespace) AtomicWrites(controller int) AtomicWrites {
+	return AtomicWrites{Controller: controller, Own: n.NSFEAT()&NSFEATAtomics != 0, NAWUPF: n.NAWUPF(),
+		NABSPF: n.NABSPF(), NABO: n.NABO()}
+}
+
+// Blocks is the length in blocks, a power of two, of the aligned writes that a power loss does not tear. A namespace
+// may have boundaries that such writes must not cross; the result divides their distance.
+func (a AtomicWrites) Blocks() int {
+	n := a.Controller
+	if a.Own {
+		if a.NAWUPF > 0 {
+			n = int(a.NAWUPF) + 1
+		}
+		if b := int(a.NABSPF); b > 0 {
+			n = min(n, (b+1)&-(b+1))
+		}
+		if a.NABO != 0 {
+			n = 1
+		}
+	}
+	return 1 << (bits.Len(uint(n)) - 1)
+}
 
 // NAWUN to NABSPF are the atomic units and boundaries of this namespace in logical
 // blocks, 0-based, valid with NSFEATAtomics.

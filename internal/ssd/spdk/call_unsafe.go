@@ -114,14 +114,14 @@ func free(b []byte) { C.jbof_free(C.uint64_t(addressOf(b))) }
 
 // identity is what a controller says of itself and of a namespace.
 type identity struct {
-	model, serial                                                   string
-	names                                                           [40]byte // as in struct jbof_info
-	blocks                                                          uint64
-	blockBytes, maxTransfer                                         int
-	nsid                                                            uint32
-	metadataBytes, atomicBlocks, optimalBlocks                      int
-	nsAtomics, volatileCache, deallocates, readsZero, hasZeroes, fd bool
-	nawupf, nabspf, nabo                                            uint16
+	model, serial                                        string
+	names                                                [40]byte // as in struct jbof_info
+	blocks                                               uint64
+	blockBytes, maxTransfer                              int
+	nsid                                                 uint32
+	metadataBytes, optimalBlocks                         int
+	volatileCache, deallocates, readsZero, hasZeroes, fd bool
+	atomics                                              nvme.AtomicWrites
 }
 
 func fromC(c *C.struct_jbof_info) identity {
@@ -131,10 +131,12 @@ func fromC(c *C.struct_jbof_info) identity {
 	return identity{model: text(&c.model[0], len(c.model)), serial: text(&c.serial[0], len(c.serial)),
 		names:  *(*[40]byte)(unsafe.Pointer(&c.names)),
 		blocks: uint64(c.blocks), blockBytes: int(c.block_bytes), maxTransfer: int(c.max_transfer),
-		nsid: uint32(c.nsid), metadataBytes: int(c.md_bytes), atomicBlocks: int(c.atomic_blocks),
-		optimalBlocks: int(c.optimal_blocks), nsAtomics: c.ns_atomics != 0, volatileCache: c.volatile_cache != 0,
-		deallocates: c.deallocates != 0, readsZero: c.reads_zero != 0, hasZeroes: c.write_zeroes != 0,
-		fd: c.interrupts != 0, nawupf: uint16(c.nawupf), nabspf: uint16(c.nabspf), nabo: uint16(c.nabo)}
+		nsid: uint32(c.nsid), metadataBytes: int(c.md_bytes), optimalBlocks: int(c.optimal_blocks),
+		atomics: nvme.AtomicWrites{Controller: int(c.atomic_blocks), Own: c.ns_atomics != 0, NAWUPF: uint16(c.nawupf),
+			NABSPF: uint16(c.nabspf), NABO: uint16(c.nabo)},
+		volatileCache: c.volatile_cache != 0,
+		deallocates:   c.deallocates != 0, readsZero: c.reads_zero != 0, hasZeroes: c.write_zeroes != 0,
+		fd: c.interrupts != 0}
 }
 
 // attach connects to a controller. why is the reason if the handle is 0.

@@ -16,6 +16,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/ssd"
 	"jbofd/internal/ssd/spdk"
+	"jbofd/internal/ssd/ssdtest"
 )
 
 // The words of the stand-in's first page: enum words of standin/standin.h.
@@ -194,19 +195,11 @@ func (r *rig) raise(f uint64)         { atomic.OrUint64(&r.words[flags], f) }
 func (r *rig) lower(f uint64)         { atomic.AndUint64(&r.words[flags], ^f) }
 func (r *rig) queue(depth int) ssd.Queue {
 	r.Helper()
-	q, err := r.dev.OpenQueue(depth)
-	if err != nil {
-		r.Fatal(err)
-	}
-	return q
+	return ssdtest.OpenQueue(r, r.dev, depth)
 }
 
 // buffer returns memory of the pool.
 func (r *rig) buffer(n int) []byte {
 	r.Helper()
-	b, ok := r.pool.Get(r.acct, n)
-	if !ok {
-		r.Fatal("no buffer")
-	}
-	return b.B[:n]
+	return ssdtest.Buffer(r, r.pool, r.acct, n)
 }

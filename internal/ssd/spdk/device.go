@@ -5,7 +5,6 @@ package spdk
 import (
 	"errors"
 	"fmt"
-	"math/bits"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -13,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"jbofd/internal/bufpool"
 	"jbofd/internal/eventfd"
 	"jbofd/internal/ssd"
 )
@@ -23,16 +23,12 @@ const BuiltIn = true
 const (
 	defaultTimeout      = 30 * time.Second
 	defaultAbortTimeout = 5 * time.Second
-	// maxTries is how often a command is sent at most, whatever ended it.
-	maxTries = 4
-	// retryDelay is how long a command that has ended with a status that allows a retry waits before it is sent again.
-	retryDelay = 100 * time.Millisecond
 	// openTries and openDelay are how often a queue pair over a fabric is made, and the time between.
 	openTries, openDelay = 10, 50 * time.Millisecond
 	// maxDepth bounds the depth of a queue.
 	maxDepth = 4096
-	// zeroesBytes is the length of Device.zeroes, bounceBytes that of a buffer for a copy.
-	zeroesBytes, bounceBytes = 128 << 10, 128 << 10
+	// zeroesBytes is the length of Device.zeroes.
+	zeroesBytes = 128 << 10
 	// defaultMemoryMiB is Environment.MemoryMiB.
 	defaultMemoryMiB = 64
 )
@@ -46,12 +42,9 @@ type Device struct {
 	registers bool
 	zeroes    []byte // for writes of zeroes, if the drive has no Write Zeroes command
 
-	// regions has what is known of each region of the pool. mapping guards mine and unmapped and admits one
-	// registration at a time.
-	regions  []atomic.Uint32
-	mapping  sync.Mutex
-	mine     [][]byte
-	unmapped error
+	// regions are the regions of the pool, and mine those that this device has registered. environment guards mine.
+	regions bufpool.Regions
+	mine    [][]byte
 
 	gone  atomic.Bool
 	event *eventfd.Event // wakes the keeper
@@ -68,13 +61,6 @@ type Device struct {
 
 	keeper chan struct{} // closed when the keeper has ended
 }
-
-// What Device.regions says of a region.
-const (
-	unknown uint32 = iota
-	registered
-	refused
-)
 
 // environment is the process's, of which there is one. DPDK cannot be initialised twice.
 var environment struct {
@@ -165,9 +151,7 @@ func (d *Device) open() (err error) {
 	if d.info, err = makeInfo(&d.cfg, &d.id); err != nil {
 		return err
 	}
-	if d.cfg.Pool != nil {
-		d.regions = make([]atomic.Uint32, d.cfg.Pool.Regions())
-	}
+	d.regions.Init(d.cfg.Pool, d.register)
 	if d.event, err = eventfd.New(); err != nil {
 		return err
 	}
@@ -198,28 +182,10 @@ func makeInfo(cfg *Config, id *identity) (ssd.Info, error) {
 	return ssd.Info{Name: cfg.Name, Backend: "spdk", Path: cfg.Address, Model: id.model, Serial: id.serial,
 		SizeBytes: int64(id.blocks) * int64(id.blockBytes), BlockSize: id.blockBytes,
 		OptimalIOBytes:   max(id.blockBytes*max(id.optimalBlocks, 1), 4096),
-		AtomicWriteBytes: id.blockBytes * atomicBlocks(id), VolatileCache: id.volatileCache,
+		AtomicWriteBytes: id.blockBytes * id.atomics.Blocks(), VolatileCache: id.volatileCache,
 		Deallocates: id.deallocates, DeallocatedReadsZero: id.deallocates && id.readsZero,
 		Engine: "spdk-" + cfg.Transport,
 		Polled: cfg.Transport != "tcp"}, nil
-}
-
-// atomicBlocks is the length in blocks, a power of two, of the aligned writes that a power loss does not tear. A
-// namespace may have boundaries that such writes must not cross; the result divides their distance.
-func atomicBlocks(id *identity) int {
-	n := id.atomicBlocks
-	if id.nsAtomics {
-		if id.nawupf > 0 {
-			n = int(id.nawupf) + 1
-		}
-		if b := int(id.nabspf); b > 0 {
-			n = min(n, (b+1)&-(b+1))
-		}
-		if id.nabo != 0 {
-			n = 1
-		}
-	}
-	return 1 << (bits.Len(uint(n)) - 1)
 }
 
 // Info implements ssd.Device.
@@ -240,57 +206,30 @@ func (d *Device) Healthy() error {
 
 // Fallback returns why data in a region of the pool is copied: the region could not be registered; or nil.
 func (d *Device) Fallback() error {
-	d.mapping.Lock()
-	defer d.mapping.Unlock()
-	return d.unmapped
+	return d.regions.Refused()
 }
 
-// reachable reports whether the device may access data where they are: they are in the pool, and registered if need be.
-//
-// hot: 0 allocs
-func (d *Device) reachable(b []byte) bool {
-	if d.cfg.Pool == nil {
-		return false
-	}
-	i, base, ok := d.cfg.Pool.RegionOf(b)
-	if !ok || !d.registers {
-		return ok
-	}
-	state := d.regions[i].Load()
-	if state == unknown {
-		state = d.register(i, base)
-	}
-	return state == registered
-}
-
-// register registers a region of the pool, and returns what is then in d.regions for it.
-func (d *Device) register(i int, base []byte) uint32 {
-	d.mapping.Lock()
-	defer d.mapping.Unlock()
-	if state := d.regions[i].Load(); state != unknown {
-		return state
+// register registers a region of the pool if need be, and returns its address.
+func (d *Device) register(base []byte) (uint64, error) {
+	at := addressOf(base)
+	if !d.registers {
+		return at, nil
 	}
 	e := &environment
 	e.Lock()
 	defer e.Unlock()
-	at, state := addressOf(base), registered
 	if e.users[at] == 0 {
 		if err := memRegister(base); err != nil {
-			state, d.unmapped = refused, fmt.Errorf("data is copied: a region cannot be registered with SPDK: %w", err)
+			return 0, fmt.Errorf("a region cannot be registered with SPDK: %w", err)
 		}
 	}
-	if state == registered {
-		e.users[at]++
-		d.mine = append(d.mine, base)
-	}
-	d.regions[i].Store(state)
-	return state
+	e.users[at]++
+	d.mine = append(d.mine, base)
+	return at, nil
 }
 
 // unregister gives up the regions, before their memory may be given back to the system.
 func (d *Device) unregister() (err error) {
-	d.mapping.Lock()
-	defer d.mapping.Unlock()
 	e := &environment
 	e.Lock()
 	defer e.Unlock()

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/parts"
 )
 
 // The keeper is the goroutine that looks after the controller: SPDK sends keep alives and learns of a lost controller
@@ -115,19 +116,16 @@ func (q *queue) tend() error {
 	}
 	now := q.now()
 	for i := range q.commands {
-		c := &q.commands[i]
-		took := time.Duration(now - c.startNS)
-		switch {
-		case !c.busy || took < q.dev.cfg.Timeout:
-		case !c.aborted:
-			c.aborted = true
-			q.dev.happened(ssd.EventTimeout, fmt.Sprintf("a command has not ended after %v", q.dev.cfg.Timeout))
-			if err := queueAbort(q.handle, i); err != nil && !errors.Is(err, unix.ENOENT) &&
-				!errors.Is(err, unix.ENOMEM) {
-				return fmt.Errorf("an Abort cannot be sent: %w", err)
-			}
-		case took >= q.dev.cfg.Timeout+q.dev.cfg.AbortTimeout:
-			return fmt.Errorf("a command has not ended after %v, although it was aborted", took)
+		late, err := q.commands[i].Overdue(now, q.dev.cfg.Timeout, q.dev.cfg.AbortTimeout)
+		if err != nil {
+			return err
+		}
+		if !late {
+			continue
+		}
+		q.dev.happened(ssd.EventTimeout, fmt.Sprintf("a command has not ended after %v", q.dev.cfg.Timeout))
+		if err := queueAbort(q.handle, i); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOMEM) {
+			return fmt.Errorf("an Abort cannot be sent: %w", err)
 		}
 	}
 	return nil
@@ -158,13 +156,13 @@ func (q *queue) restart(why error) error {
 	now := q.now()
 	for i := range q.commands {
 		c := &q.commands[i]
-		if !c.busy {
+		if !c.Busy {
 			continue
 		}
 		// SPDK has not ended this command yet. Its slot stays taken until it does.
-		c.aborted, c.startNS = false, now
-		if c.tries++; c.tries == maxTries {
-			return fmt.Errorf("a command has survived %d resets: %w", maxTries, why)
+		c.Aborted, c.StartNS = false, now
+		if c.Tries++; c.Tries == parts.MaxTries {
+			return fmt.Errorf("a command has survived %d resets: %w", parts.MaxTries, why)
 		}
 	}
 	q.turn()
@@ -184,24 +182,11 @@ func (q *queue) fail() {
 	q.take(true)
 	now := q.now()
 	for i := range q.commands {
-		if c := &q.commands[i]; c.busy {
-			p := c.part
-			q.freeSlot(i)
-			q.partEnded(p, why, now)
+		if q.commands[i].Busy {
+			p := q.freeSlot(i)
+			q.requests.End(&p, why, now)
 		}
 	}
-	for _, p := range q.again {
-		q.partEnded(p, why, now)
-	}
-	q.again = q.again[:0]
-	for q.unsent.n > 0 {
-		i := q.unsent.pop(q.requests)
-		r := &q.requests[i]
-		r.sent = true
-		if r.err == nil {
-			r.err = why
-		}
-		q.endIfOver(i, now)
-	}
+	q.requests.Fail(why, now)
 	q.notify()
 }

@@ -30,10 +30,10 @@
 //
 // A command that has been outstanding for Config.Timeout is aborted; if it is outstanding for AbortTimeout more, or the
 // controller has failed or its connection is lost, the controller is reset and the outstanding commands are sent
-// again. A command is sent at most four times (maxTries). If a reset fails, all requests end with ssd.ErrGone, and so
-// do later ones; over TCP and RDMA the reset is tried for AbortTimeout before. Unlike package vfio, SPDK cannot take
-// memory away from one device: a controller on the PCI bus that does not stop when it is told to keeps its access to
-// the pool.
+// again. A command is sent at most four times (parts.MaxTries). If a reset fails, all requests end with ssd.ErrGone,
+// and so do later ones; over TCP and RDMA the reset is tried for AbortTimeout before. Unlike package vfio, SPDK cannot
+// take memory away from one device: a controller on the PCI bus that does not stop when it is told to keeps its access
+// to the pool.
 package spdk
 
 import (

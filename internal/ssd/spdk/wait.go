@@ -23,7 +23,7 @@ func nap(waited time.Duration) time.Duration { return min(max(waited/napPart, le
 // ready reports whether a Wait returns. The caller holds mu.
 func (q *queue) ready() bool { // hot: 0 allocs
 	q.turn()
-	return q.done.n > 0 || q.ended || q.woken.Swap(false)
+	return q.requests.Done() || q.ended || q.woken.Swap(false)
 }
 
 // Wait implements ssd.Queue.
@@ -45,7 +45,7 @@ func (q *queue) Wait(limit time.Duration) bool { // hot: 0 allocs
 	for timely := true; ; {
 		q.mu.Lock()
 		r := q.ready()
-		busy, stalled, dead := q.busy(), len(q.again) > 0 || q.stalled, q.down || q.lost != nil
+		busy, stalled, dead := q.busy(), q.requests.Waiting() || q.stalled, q.down || q.lost != nil
 		q.mu.Unlock()
 		if r || !timely {
 			return r
@@ -101,7 +101,7 @@ func (q *queue) notify() {
 
 // notifyDone is notify if there is something to poll. The caller holds mu.
 func (q *queue) notifyDone() {
-	if q.done.n > 0 {
+	if q.requests.Done() {
 		q.notify()
 	}
 }
@@ -126,7 +126,7 @@ func (q *queue) Close() error {
 	for {
 		q.mu.Lock()
 		q.turn()
-		ended, left := q.ended, len(q.requests)-len(q.free)-int(q.done.n)
+		ended, left := q.ended, q.requests.Open()
 		dead := q.down || q.lost != nil
 		q.mu.Unlock()
 		if ended {
@@ -150,38 +150,6 @@ func (q *queue) Close() error {
 	if q.irq >= 0 {
 		err = errors.Join(err, unix.Close(q.irq))
 	}
-	for _, b := range q.bounces.all {
-		free(b)
-	}
+	q.bounces.Release(free)
 	return err
 }
-
-// bounces are the buffers of a queue, of bounceBytes each, for data where the device does not reach them. A buffer is
-// allocated when all others are in use, up to maxBounces. The queue's mu guards them.
-type bounces struct {
-	all  [][]byte
-	free []int16
-}
-
-// maxBounces is how many bounce buffers a queue has at most.
-const maxBounces = 8
-
-// take returns the number of a free buffer; -1: there is none.
-func (b *bounces) take() int16 {
-	if n := len(b.free); n > 0 {
-		i := b.free[n-1]
-		b.free = b.free[:n-1]
-		return i
-	}
-	if len(b.all) == maxBounces {
-		return -1
-	}
-	memory := alloc(bounceBytes)
-	if memory == nil {
-		return -1
-	}
-	b.all = append(b.all, memory)
-	return int16(len(b.all) - 1)
-}
-
-func (b *bounces) put(i int16) { b.free = append(b.free, i) }

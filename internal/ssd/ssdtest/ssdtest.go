@@ -10,8 +10,29 @@ import (
 	"testing"
 	"time"
 
+	"jbofd/internal/bufpool"
 	"jbofd/internal/ssd"
 )
+
+// OpenQueue opens a queue.
+func OpenQueue(t testing.TB, d ssd.Device, depth int) ssd.Queue {
+	t.Helper()
+	q, err := d.OpenQueue(depth)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
+// Buffer returns n bytes of a pool, which stay taken.
+func Buffer(t testing.TB, p *bufpool.Pool, a *bufpool.Account, n int) []byte {
+	t.Helper()
+	b, ok := p.Get(a, n)
+	if !ok {
+		t.Fatal("no buffer")
+	}
+	return b.B[:n]
+}
 
 // Do submits one request on an otherwise idle queue and waits for its answer.
 func Do(t testing.TB, q ssd.Queue, r ssd.Request) error {

@@ -186,7 +186,7 @@ func TestAnOwnerDoesNotDisarmAWaiter(t *testing.T) {
 		for {
 			s.q.Wait(-1)
 			s.q.mu.Lock()
-			found := s.q.done.n > 0 && over
+			found := s.q.requests.Done() && over
 			s.q.mu.Unlock()
 			if found {
 				close(ended)

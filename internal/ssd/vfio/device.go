@@ -24,13 +24,13 @@
 //     within AdminTimeout, it is reset at once. It is also reset if an aborted command is outstanding for AbortTimeout
 //     more.
 //   - An Abort that works completes the command with the status Command Abort Requested. Like other statuses that say
-//     that the command may succeed later, without DNR (mayRetry), it has the command sent again, 100 ms later and with
-//     a new Timeout.
+//     that the command may succeed later, without DNR (parts.MayRetry), it has the command sent again, 100 ms later
+//     and with a new Timeout.
 //   - After a reset all outstanding commands are sent again at once. Other reasons for a reset are a fatal status
 //     (CSTS.CFS) and an invalid answer of the controller.
-//   - A command is sent at most four times (maxTries), whatever ended the earlier ones. After the fourth its request
-//     ends with the error of the status, usually ssd.ErrMedia, or with ssd.ErrMedia if a reset ended it. So if a drive
-//     completes a command only when it is aborted, the request ends after about four times Timeout.
+//   - A command is sent at most four times (parts.MaxTries), whatever ended the earlier ones. After the fourth its
+//     request ends with the error of the status, usually ssd.ErrMedia, or with ssd.ErrMedia if a reset ended it. So if
+//     a drive completes a command only when it is aborted, the request ends after about four times Timeout.
 //   - While the controller activates firmware no command is aborted, for as long as it says that this may take, and for
 //     at least Config.Activation. Meanwhile OpenQueue and Close wait, and so does an admin command that is under way.
 //     If the activation has not ended then, the controller is reset.
@@ -51,6 +51,7 @@ import (
 	"jbofd/internal/bufpool"
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/parts"
 	"jbofd/internal/ssd/vfio/pci"
 	"jbofd/internal/ssd/vfio/pcie"
 	"jbofd/internal/units"
@@ -81,11 +82,6 @@ type Config struct {
 const (
 	defaultTimeout      = 30 * time.Second
 	defaultAbortTimeout = 5 * time.Second
-	// maxTries is how often a command is sent at most, whatever ended it: a reset, an Abort, or another status that
-	// allows a retry.
-	maxTries = 4
-	// retryDelay is how long a command that has ended with such a status waits before it is sent again.
-	retryDelay = 100 * time.Millisecond
 	// maxDepth bounds the depth of a queue.
 	maxDepth = 4096
 )
@@ -109,11 +105,8 @@ type Device struct {
 	zeroes   []byte
 	zeroesAt uint64
 
-	// regions has the IOVA of each region of the pool, plus 1. 0: the region is not mapped yet; refused: Map has
-	// failed, with the error in unmapped. mapping guards unmapped and admits one Map of a region at a time.
-	regions  []atomic.Uint64
-	mapping  sync.Mutex
-	unmapped error
+	// regions has the IOVAs of the regions of the pool.
+	regions bufpool.Regions
 
 	// areas are the memory of the controller, constant after Open.
 	areas []*area
@@ -141,9 +134,6 @@ type Device struct {
 
 	keeper chan struct{} // closed when the keeper has ended
 }
-
-// refused is in Device.regions for a region that could not be mapped.
-const refused = ^uint64(0)
 
 // Open enables a controller. It owns the function from then on, and closes it if it fails.
 //
@@ -208,9 +198,7 @@ func (d *Device) open() error {
 		return err
 	}
 	d.queues = make([]*queue, d.ctrl.Queues())
-	if p := d.cfg.Pool; p != nil {
-		d.regions = make([]atomic.Uint64, p.Regions())
-	}
+	d.regions.Init(d.cfg.Pool, d.fn.Map)
 	if !d.props.WriteZeroes {
 		if d.zeroes, d.zeroesAt, err = d.ctrl.Alloc(zeroesBytes); err != nil {
 			return err
@@ -220,8 +208,8 @@ func (d *Device) open() error {
 	return nil
 }
 
-// zeroesBytes is the length of Device.zeroes, and bounceBytes that of a buffer for a copy.
-const zeroesBytes, bounceBytes = 128 << 10, 128 << 10
+// zeroesBytes is the length of Device.zeroes.
+const zeroesBytes = 128 << 10
 
 // describe keeps the properties of the controller and of a namespace. id has been checked (IdentifyNamespace.Check,
 // which pcie.Controller.Namespace calls).
@@ -249,31 +237,13 @@ func makeInfo(cfg *Config, p *pcie.Properties, id *nvme.IdentifyNamespace) (ssd.
 	}
 	info := ssd.Info{Name: cfg.Name, Backend: "nvme", Path: cfg.Address, Model: p.Model, Serial: p.Serial,
 		SizeBytes: int64(size), BlockSize: block, OptimalIOBytes: max(block, 4096),
-		AtomicWriteBytes: block * atomicBlocks(p.AtomicBlocks, id), VolatileCache: p.VolatileCache,
+		AtomicWriteBytes: block * id.AtomicWrites(p.AtomicBlocks).Blocks(), VolatileCache: p.VolatileCache,
 		Deallocates:          p.DSM,
 		DeallocatedReadsZero: p.DSM && id.DLFEAT()&7 == nvme.DLFEATReadZeroes, Engine: "vfio", Polled: true}
 	if id.NSFEAT()&nvme.NSFEATOptPerf != 0 {
 		info.OptimalIOBytes = max(info.OptimalIOBytes, block*(int(id.NPWG())+1))
 	}
 	return info, nil
-}
-
-// atomicBlocks is the length in blocks, a power of two, of the aligned writes that a power loss does not tear. n is the
-// controller's AWUPF, plus 1. A namespace may have atomic boundaries that such writes must not cross; the result
-// divides their distance.
-func atomicBlocks(n int, id *nvme.IdentifyNamespace) int {
-	if id.NSFEAT()&nvme.NSFEATAtomics != 0 {
-		if u := int(id.NAWUPF()); u > 0 {
-			n = u + 1
-		}
-		if b := int(id.NABSPF()); b > 0 {
-			n = min(n, (b+1)&-(b+1))
-		}
-		if id.NABO() != 0 {
-			n = 1
-		}
-	}
-	return 1 << (bits.Len(uint(n)) - 1)
 }
 
 // Info implements ssd.Device.
@@ -292,49 +262,10 @@ func (d *Device) Healthy() error {
 	return nil
 }
 
-// address returns the IOVA of memory of the pool, or false if b is other memory, or cannot be mapped.
-//
-// hot: 0 allocs
-func (d *Device) address(b []byte) (uint64, bool) {
-	if d.cfg.Pool == nil {
-		return 0, false
-	}
-	i, base, ok := d.cfg.Pool.RegionOf(b)
-	if !ok {
-		return 0, false
-	}
-	at := d.regions[i].Load()
-	if at == 0 {
-		at = d.mapRegion(i, base)
-	}
-	if at == refused {
-		return 0, false
-	}
-	return at - 1 + uint64(bufpool.OffsetIn(base, b)), true
-}
-
-// mapRegion maps a region of the pool for the device, and returns what is then in d.regions for it.
-func (d *Device) mapRegion(i int, base []byte) uint64 {
-	d.mapping.Lock()
-	defer d.mapping.Unlock()
-	if at := d.regions[i].Load(); at != 0 {
-		return at
-	}
-	address, err := d.fn.Map(base)
-	at := address + 1
-	if err != nil {
-		at, d.unmapped = refused, fmt.Errorf("data is copied: %w", err)
-	}
-	d.regions[i].Store(at)
-	return at
-}
-
 // Fallback returns why data in a region of the pool is copied: the region could not be mapped for the device; and why
 // the device sends interrupts while it is busy. It returns nil if no Map has failed and interrupts can be masked.
 func (d *Device) Fallback() error {
-	d.mapping.Lock()
-	defer d.mapping.Unlock()
-	return errors.Join(d.unmapped, d.fn.Unmasked())
+	return errors.Join(d.regions.Refused(), d.fn.Unmasked())
 }
 
 // OpenQueue implements ssd.Device.
@@ -363,7 +294,7 @@ type ringMemory struct {
 	// listsAt is its IOVA.
 	lists   []byte
 	listsAt uint64
-	bounces *bounces
+	bounces *parts.Bounces
 }
 
 // makeQueue makes a queue. The keeper calls it.
@@ -395,7 +326,7 @@ func (d *Device) makeQueue(depth int) (*queue, error) {
 		if s.lists, s.listsAt, err = d.ctrl.Alloc(s.ring.Places() * d.ctrl.PageBytes()); err != nil {
 			return nil, err
 		}
-		s.bounces = &bounces{alloc: d.ctrl.Alloc}
+		s.bounces = parts.NewBounces(d.ctrl.Alloc)
 	}
 	q := newQueue(d, s, depth)
 	d.fn.Mask(q.vector, true) // until a Wait blocks

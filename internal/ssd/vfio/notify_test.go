@@ -61,7 +61,7 @@ func TestARequestThatEndsInSubmitWakesTheWaiter(t *testing.T) {
 		t.Error("the waiter is not woken")
 	}
 	q.waiting.Store(false)
-	if dst := make([]ssd.Completion, 1); q.emit(dst) != 1 || dst[0].Err == nil {
+	if dst := make([]ssd.Completion, 1); q.requests.Poll(dst) != 1 || dst[0].Err == nil {
 		t.Errorf("the request ends with %v, want an error", dst[0].Err)
 	}
 }

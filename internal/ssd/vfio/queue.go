@@ -3,7 +3,6 @@ package vfio
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,17 +10,16 @@ import (
 	"jbofd/internal/eventfd"
 	"jbofd/internal/nvme"
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/parts"
 	"jbofd/internal/ssd/vfio/pcie"
 	"jbofd/internal/units"
 )
 
 // queue implements ssd.Queue.
 //
-//	Submit ──> requests ──> unsent: they have parts that are not sent ──> commands in the ring
-//	Poll   <── done     <── the last part of a request has ended      <──┘
+//	Submit ──> requests (package parts) ── Next ──> commands in the ring
+//	Poll   <── requests <── End, Again <──────────┘
 //	Wait   <── event    <── interrupt, if the queue is armed; keeper
-//
-// A request is in unsent until its last part is sent. A part whose command is to be sent again is in again.
 type queue struct {
 	dev    *Device
 	event  *eventfd.Event // what the interrupt vector signals
@@ -52,77 +50,16 @@ type queue struct {
 	// lied is the error of an invalid completion, for which the keeper is to reset the controller.
 	lied error
 
-	requests []request
-	free     []int32
-	unsent   fifo
-	commands []command // by slot in the ring
-	// again has the parts that are to be sent again, the one that is due first at the end.
-	again   []part
-	done    fifo
-	bounces *bounces
-	scratch []uint16 // for the result of overdue
-}
-
-// request is one request from Submit until its completion is polled.
-type request struct {
-	ssd.Request
-	next    int64 // how many of its bytes were sent
-	left    int64 // how many of its bytes have not ended; a Flush, which has none, counts as 1
-	flying  int32 // its parts that are outstanding, or in again
-	sent    bool  // it is not in unsent
-	startNS int64 // of Submit
-	endNS   int64
-	err     error // of the first part that has failed
-	link    int32 // the next request of its fifo
-}
-
-// part is the bytes from..to of a request, for which one command is sent.
-type part struct {
-	request  int32
-	tries    uint8 // how often it was sent before
-	bounce   int16 // its bounce buffer; -1: none
-	from, to int64
-	// dueNS is when it is to be sent again; 0: at once.
-	dueNS int64
-}
-
-// command is a part that is outstanding in the ring, in the slot of its index.
-type command struct {
-	part
-	busy, aborted bool
-	startNS       int64
-}
-
-// fifo is a list of requests.
-type fifo struct{ first, last, n int32 }
-
-func (f *fifo) push(all []request, i int32) {
-	all[i].link = -1
-	if f.n == 0 {
-		f.first = i
-	} else {
-		all[f.last].link = i
-	}
-	f.last = i
-	f.n++
-}
-
-func (f *fifo) pop(all []request) int32 {
-	i := f.first
-	f.first = all[i].link
-	f.n--
-	return i
+	requests parts.Requests
+	commands []parts.Command // by slot in the ring
+	scratch  []uint16        // for the result of overdue
 }
 
 func newQueue(d *Device, s ringMemory, depth int) *queue {
 	vector := int(s.id)
-	q := &queue{dev: d, event: d.fn.Vector(vector), vector: vector, mem: s, ring: s.ring, bounces: s.bounces,
-		epoch:    time.Now(),
-		requests: make([]request, depth), free: make([]int32, depth), commands: make([]command, s.ring.Places()),
-		again: make([]part, 0, s.ring.Places()), scratch: make([]uint16, 0, s.ring.Places())}
-	for i := range q.free {
-		q.free[i] = int32(depth - 1 - i)
-	}
+	q := &queue{dev: d, event: d.fn.Vector(vector), vector: vector, mem: s, ring: s.ring, epoch: time.Now(),
+		commands: make([]parts.Command, s.ring.Places()), scratch: make([]uint16, 0, s.ring.Places())}
+	q.requests = parts.Make(parts.Config{Depth: depth, Places: s.ring.Places(), Most: q.most, Bounces: s.bounces})
 	return q
 }
 
@@ -139,28 +76,13 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 		return 0
 	}
 	now := q.now()
-	gone := q.dev.gone.Load()
-	n := min(len(reqs), len(q.free))
-	for k := range n {
-		i := q.free[len(q.free)-1]
-		q.free = q.free[:len(q.free)-1]
-		r := &q.requests[i]
-		*r = request{Request: reqs[k], left: reqs[k].Len, startNS: now}
-		if r.err = ssd.Validate(&q.dev.info, &r.Request); r.err == nil && gone {
-			r.err = q.dev.Healthy()
-		}
-		if r.Op == ssd.Flush {
-			r.left = 1
-		}
-		if r.err != nil || r.left == 0 {
-			r.endNS = now
-			q.done.push(q.requests, i)
-			continue
-		}
-		q.unsent.push(q.requests, i)
+	var gone error
+	if q.dev.gone.Load() {
+		gone = q.dev.Healthy()
 	}
+	n := q.requests.Add(reqs, &q.dev.info, gone, now)
 	q.send(now) // which ends a request if there is no memory for a copy of its data
-	ended := q.done.n > 0
+	ended := q.requests.Done()
 	q.mu.Unlock()
 	if ended {
 		q.notify()
@@ -168,43 +90,17 @@ func (q *queue) Submit(reqs []ssd.Request) int { // hot: 0 allocs
 	return n
 }
 
-// send sends parts, first those in again, while the ring has a free slot. The caller holds mu.
+// send sends parts while the ring has a free slot. The caller holds mu.
 func (q *queue) send(now int64) { // hot: 0 allocs
 	if q.down {
 		return
 	}
-	for len(q.again) > 0 && q.ring.Free() > 0 {
-		p := q.again[len(q.again)-1]
-		if p.dueNS > now {
-			break
-		}
-		q.again = q.again[:len(q.again)-1]
-		q.command(p, now)
-	}
-	for q.unsent.n > 0 && q.ring.Free() > 0 {
-		i := q.unsent.first
-		r := &q.requests[i]
-		if r.err != nil { // a part of it has failed: the rest is not sent
-			q.unsent.pop(q.requests)
-			r.sent = true
-			q.endIfOver(i, now)
-			continue
-		}
-		p, ok, err := q.nextPart(i)
-		if err != nil {
-			r.err = fmt.Errorf("%w: %v of %d bytes at %d: %w", ssd.ErrMedia, r.Op, r.Len, r.Offset, err)
-			continue
-		}
+	for q.ring.Free() > 0 {
+		p, ok := q.requests.Next(now)
 		if !ok {
 			break
 		}
-		r.next = p.to
-		r.flying++
-		if r.next >= r.Len {
-			q.unsent.pop(q.requests)
-			r.sent = true
-		}
-		q.command(p, now)
+		q.command(&p, now)
 	}
 	q.ring.Submit()
 	if q.dev.idle.Load() && q.ring.Free() < q.ring.Places() && q.dev.idle.Swap(false) {
@@ -212,37 +108,27 @@ func (q *queue) send(now int64) { // hot: 0 allocs
 	}
 }
 
-// nextPart returns the next part of a request to send, with a bounce buffer if it needs one. ok is false if all bounce
-// buffers are in use.
-//
-// Errors: the system's, if there is no memory for the first bounce buffer.
-func (q *queue) nextPart(i int32) (p part, ok bool, err error) {
-	r, d := &q.requests[i], q.dev
-	p = part{request: i, bounce: -1, from: r.next, to: r.Len}
+// most returns how many bytes the command for a part that begins at from may have, and whether they have to be copied:
+// the memory is not mapped for the device, or not aligned to 4 bytes.
+func (q *queue) most(r *ssd.Request, from int64) (n int64, copied bool) {
+	d := q.dev
 	switch r.Op {
 	case ssd.Read, ssd.Write:
-		at, mapped := d.address(r.Buf[:r.Len])
+		at, mapped := d.regions.Address(r.Buf[:r.Len])
 		if mapped && at&3 == 0 {
-			p.to = min(p.to, p.from+q.mostBytes(at+uint64(p.from)))
-			return p, true, nil
+			return q.mostBytes(at + uint64(from)), false
 		}
-		if p.bounce, err = q.bounces.take(); p.bounce < 0 {
-			return p, false, err
-		}
-		p.to = min(p.to, p.from+int64(min(bounceBytes, d.props.MaxTransfer)))
-		if r.Op == ssd.Write {
-			copy(q.bounces.memory(p.bounce), r.Buf[p.from:p.to])
-		}
+		return int64(min(parts.BounceBytes, d.props.MaxTransfer)), true
 	case ssd.WriteZeroes:
 		most := min(d.props.MaxZeroes, 1<<16<<d.shift)
 		if !d.props.WriteZeroes {
 			most = int64(min(zeroesBytes, d.props.MaxTransfer))
 		}
-		p.to = min(p.to, p.from+max(most>>d.shift, 1)<<d.shift)
+		return max(most>>d.shift, 1) << d.shift, false
 	case ssd.Deallocate:
-		p.to = min(p.to, p.from+min(d.props.MaxRange, 1<<31)<<d.shift)
+		return min(d.props.MaxRange, 1<<31) << d.shift, false
 	}
-	return p, true, nil
+	return r.Len, false
 }
 
 // mostBytes is the longest transfer at an IOVA in bytes, a multiple of the block: MDTS, which counts whole pages.
@@ -253,16 +139,16 @@ func (q *queue) mostBytes(at uint64) int64 {
 }
 
 // command fills in a command for a part. The ring has a free slot.
-func (q *queue) command(p part, now int64) { // hot: 0 allocs
+func (q *queue) command(p *parts.Part, now int64) { // hot: 0 allocs
 	e, place := q.ring.Next()
-	q.commands[place] = command{part: p, busy: true, startNS: now}
-	r, d := &q.requests[p.request], q.dev
+	q.commands[place] = parts.Command{Part: *p, Busy: true, StartNS: now}
+	r, d := q.requests.Of(p), q.dev
 	e.SetNSID(d.nsid)
 	if r.Op == ssd.Flush {
 		e.SetOpcode(nvme.CmdFlush)
 		return
 	}
-	first, n := units.LBA(d.blocks(r.Offset+p.from)), d.blocks(p.to-p.from)
+	first, n := units.LBA(d.blocks(r.Offset+p.From)), d.blocks(p.To-p.From)
 	if r.Op == ssd.Deallocate {
 		at := place * d.ctrl.PageBytes()
 		dsm := (*nvme.DSMRange)(q.mem.lists[at : at+nvme.DSMRangeSize])
@@ -295,19 +181,19 @@ func (q *queue) command(p part, now int64) { // hot: 0 allocs
 		e.SetOpcode(nvme.CmdWrite)
 	}
 	e.SetCDW(12, cdw12)
-	q.setData(e, place, q.dataOf(r, &p), p.to-p.from)
+	q.setData(e, place, q.dataOf(r, p), p.To-p.From)
 }
 
 // dataOf returns the IOVA of the data of a part.
-func (q *queue) dataOf(r *request, p *part) uint64 {
-	switch {
-	case r.Op == ssd.WriteZeroes:
+func (q *queue) dataOf(r *ssd.Request, p *parts.Part) uint64 {
+	if r.Op == ssd.WriteZeroes {
 		return q.dev.zeroesAt
-	case p.bounce >= 0:
-		return q.bounces.address(p.bounce)
 	}
-	at, _ := q.dev.address(r.Buf[:r.Len]) // it was mapped when the part was made
-	return at + uint64(p.from)
+	if at, ok := q.requests.Copied(p); ok {
+		return at
+	}
+	at, _ := q.dev.regions.Address(r.Buf[:r.Len]) // it was mapped when the part was made
+	return at + uint64(p.From)
 }
 
 // setData describes n bytes of contiguous data at an IOVA: by an SGL of one data block, or by PRPs, of which all but
@@ -359,98 +245,18 @@ func (q *queue) reap() { // hot: 0 allocs
 
 // completed handles the completion of a command: its part is sent again, or has ended.
 func (q *queue) completed(place int, st nvme.Status, now int64) {
-	c := &q.commands[place]
-	p := c.part
-	*c = command{}
-	r := &q.requests[p.request]
+	p := q.commands[place].Part
+	q.commands[place] = parts.Command{}
 	var err error
 	switch {
 	case st.OK():
-		if p.bounce >= 0 && r.Op == ssd.Read {
-			copy(r.Buf[p.from:p.to], q.bounces.memory(p.bounce))
-		}
-	case mayRetry(st) && p.tries+1 < maxTries:
-		p.tries++
-		p.dueNS = now + int64(retryDelay)
-		q.sendAgain(p)
+	case parts.MayRetry(st) && q.requests.Again(&p, now+int64(parts.RetryDelay)):
 		q.dev.fn.Vector(0).Signal() // the keeper sends it
 		return
 	default:
-		err = fmt.Errorf("%w: %v of %d bytes at %d: %v", kindOf(st), r.Op, p.to-p.from, r.Offset+p.from, st)
+		err = q.requests.StatusError(&p, st)
 	}
-	q.partEnded(p, err, now)
-}
-
-// mayRetry reports whether a status says that the command may succeed later.
-func mayRetry(st nvme.Status) bool {
-	if st&nvme.DNR != 0 {
-		return false
-	}
-	switch st.Code() {
-	case nvme.NamespaceNotReady, nvme.CommandInterrupted, nvme.TransientTransportError, nvme.AbortRequested,
-		nvme.AbortedPowerLoss, nvme.AbortedSQDeletion, nvme.AdminMediaNotReady, nvme.FormatInProgress:
-		return true
-	}
-	return false
-}
-
-// kindOf returns the sentinel of package ssd for a status.
-func kindOf(st nvme.Status) error {
-	switch st.Code() {
-	case nvme.LBAOutOfRange:
-		return ssd.ErrRange
-	case nvme.CapacityExceeded:
-		return ssd.ErrNoSpace
-	case nvme.InvalidOpcode:
-		return ssd.ErrUnsupported
-	}
-	return ssd.ErrMedia
-}
-
-// sendAgain puts a part into again, which stays in order.
-func (q *queue) sendAgain(p part) {
-	i := len(q.again)
-	q.again = append(q.again, p)
-	for ; i > 0 && q.again[i-1].dueNS < p.dueNS; i-- {
-		q.again[i] = q.again[i-1]
-	}
-	q.again[i] = p
-}
-
-// partEnded counts a part that has ended, with its error. Its request ends with it if it was the last part.
-func (q *queue) partEnded(p part, err error, now int64) {
-	if p.bounce >= 0 {
-		q.bounces.put(p.bounce)
-	}
-	r := &q.requests[p.request]
-	r.flying--
-	r.left -= max(p.to-p.from, 1)
-	if r.err == nil {
-		r.err = err
-	}
-	q.endIfOver(p.request, now)
-}
-
-// endIfOver ends a request that has no part outstanding or in again, if all parts were sent, or no more is sent because
-// one has failed.
-func (q *queue) endIfOver(i int32, now int64) {
-	r := &q.requests[i]
-	if r.flying == 0 && r.sent && (r.left <= 0 || r.err != nil) {
-		r.endNS = now
-		q.done.push(q.requests, i)
-	}
-}
-
-// emit returns completions of requests that are done. The caller holds mu.
-func (q *queue) emit(dst []ssd.Completion) (n int) { // hot: 0 allocs
-	for ; n < len(dst) && q.done.n > 0; n++ {
-		i := q.done.pop(q.requests)
-		r := &q.requests[i]
-		dst[n] = ssd.Completion{Tag: r.Tag, Err: r.err, LatencyNS: r.endNS - r.startNS}
-		r.Buf, r.err = nil, nil
-		q.free = append(q.free, i)
-	}
-	return n
+	q.requests.End(&p, err, now)
 }
 
 // Poll implements ssd.Queue.
@@ -458,7 +264,7 @@ func (q *queue) Poll(dst []ssd.Completion) int { // hot: 0 allocs
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reap()
-	n := q.emit(dst)
+	n := q.requests.Poll(dst)
 	if n > 0 && q.armed && !q.waiting.Load() {
 		if q.batches++; q.batches == busyBatches {
 			q.arm(false)
@@ -484,7 +290,7 @@ func (q *queue) arm(on bool) { // hot: 0 allocs
 // holds mu.
 func (q *queue) ready() bool { // hot: 0 allocs
 	q.reap()
-	return q.done.n > 0 || q.ended || q.woken.Swap(false)
+	return q.requests.Done() || q.ended || q.woken.Swap(false)
 }
 
 // Wait implements ssd.Queue.
@@ -557,7 +363,7 @@ func (q *queue) Close() error {
 		q.mu.Lock()
 		q.arm(true)
 		q.reap()
-		busy := len(q.requests) - len(q.free) - int(q.done.n)
+		busy := q.requests.Open()
 		q.mu.Unlock()
 		if busy == 0 {
 			break
@@ -572,5 +378,5 @@ func (q *queue) Close() error {
 	return nil
 }
 
-// errReset is wrapped by the error of a request if a reset ended the last of maxTries tries of one of its commands.
+// errReset is wrapped by the error of a request if a reset ended the last try (parts.MaxTries) of one of its commands.
 var errReset = errors.New("the controller was reset")

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"jbofd/internal/ssd"
+	"jbofd/internal/ssd/parts"
 )
 
 // What the keeper does to a queue.
@@ -17,8 +18,8 @@ func (q *queue) lookIn() time.Duration {
 	if q.ring.Free() < q.ring.Places() {
 		wait = q.dev.lookEvery()
 	}
-	if n := len(q.again); n > 0 {
-		due := max(time.Duration(q.again[n-1].dueNS-q.now()), time.Millisecond)
+	if q.requests.Waiting() {
+		due := max(time.Duration(q.requests.DueNS()-q.now()), time.Millisecond)
 		if wait == 0 || due < wait {
 			wait = due
 		}
@@ -35,7 +36,7 @@ func (q *queue) overdue() (abort []uint16, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.reap()
-	if q.done.n > 0 {
+	if q.requests.Done() {
 		q.notify() // perhaps an interrupt was lost
 	}
 	if q.lied != nil {
@@ -43,15 +44,12 @@ func (q *queue) overdue() (abort []uint16, err error) {
 	}
 	now, abort := q.now(), q.scratch[:0]
 	for i := range q.commands {
-		c := &q.commands[i]
-		took := time.Duration(now - c.startNS)
-		switch {
-		case !c.busy || took < q.dev.cfg.Timeout:
-		case !c.aborted:
-			c.aborted = true
+		late, err := q.commands[i].Overdue(now, q.dev.cfg.Timeout, q.dev.cfg.AbortTimeout)
+		if err != nil {
+			return nil, err
+		}
+		if late {
 			abort = append(abort, q.ring.CID(i))
-		case took >= q.dev.cfg.Timeout+q.dev.cfg.AbortTimeout:
-			return nil, fmt.Errorf("a command has not ended after %v, although it was aborted", took)
 		}
 	}
 	return abort, nil
@@ -61,7 +59,7 @@ func (q *queue) overdue() (abort []uint16, err error) {
 func (q *queue) resend() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.send(q.now()); q.done.n > 0 {
+	if q.send(q.now()); q.requests.Done() {
 		q.notify()
 	}
 }
@@ -75,7 +73,7 @@ func (q *queue) stop() {
 }
 
 // restart sends the outstanding commands again, after a reset has created the ring again, empty. A command that was
-// sent maxTries times ends with ssd.ErrMedia.
+// sent parts.MaxTries times ends with ssd.ErrMedia.
 func (q *queue) restart(why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -85,17 +83,14 @@ func (q *queue) restart(why error) {
 	q.arm(false)   // the waiter, if there is one, is told below, and arms it again
 	for i := range q.commands {
 		c := &q.commands[i]
-		if !c.busy {
+		if !c.Busy {
 			continue
 		}
-		p := c.part
-		*c = command{}
-		p.dueNS = 0
-		if p.tries++; p.tries < maxTries {
-			q.sendAgain(p)
-			continue
+		p := c.Part
+		*c = parts.Command{}
+		if !q.requests.Again(&p, 0) {
+			q.requests.End(&p, fmt.Errorf("%w: %w %d times: %w", ssd.ErrMedia, errReset, p.Tries, why), now)
 		}
-		q.partEnded(p, fmt.Errorf("%w: %w %d times: %w", ssd.ErrMedia, errReset, p.tries, why), now)
 	}
 	q.send(now)
 	q.notify()
@@ -109,24 +104,12 @@ func (q *queue) fail() {
 	now := q.now()
 	q.down = true
 	for i := range q.commands {
-		if c := &q.commands[i]; c.busy {
-			p := c.part
-			*c = command{}
-			q.partEnded(p, why, now)
+		if c := &q.commands[i]; c.Busy {
+			p := c.Part
+			*c = parts.Command{}
+			q.requests.End(&p, why, now)
 		}
 	}
-	for _, p := range q.again {
-		q.partEnded(p, why, now)
-	}
-	q.again = q.again[:0]
-	for q.unsent.n > 0 {
-		i := q.unsent.pop(q.requests)
-		r := &q.requests[i]
-		r.sent = true
-		if r.err == nil {
-			r.err = why
-		}
-		q.endIfOver(i, now)
-	}
+	q.requests.Fail(why, now)
 	q.notify()
 }

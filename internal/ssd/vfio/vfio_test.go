@@ -77,21 +77,13 @@ func newRig(t *testing.T, c pcietest.Config, v vfio.Config) *rig {
 
 func (r *rig) queue(depth int) ssd.Queue {
 	r.Helper()
-	q, err := r.dev.OpenQueue(depth)
-	if err != nil {
-		r.Fatal(err)
-	}
-	return q
+	return ssdtest.OpenQueue(r, r.dev, depth)
 }
 
 // buffer returns memory that the device sees.
 func (r *rig) buffer(n int) []byte {
 	r.Helper()
-	b, ok := r.pool.Get(r.acct, n)
-	if !ok {
-		r.Fatal("no buffer")
-	}
-	return b.B[:n]
+	return ssdtest.Buffer(r, r.pool, r.acct, n)
 }
 
 // The drive keeps the promises of package ssd, whatever its controller can do.
